@@ -73,8 +73,8 @@ pub struct Adapter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The flags say whether it may keep its cached pages
-    /// of the file.
+    /// The kernel sends a request for each open. The flags of the answer say whether it may keep
+    /// its cached pages of the file.
     Asked(FopenFlags),
     Free,
 }

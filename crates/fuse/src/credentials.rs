@@ -75,8 +75,8 @@ pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Op
     is_exact.then(|| resolve(caller, ours))
 }
 
-/// The kernel has not checked this chown(2). If `/proc` shows another file system user ID, the
-/// request comes from a file system over this one, such as overlayfs, which has checked the caller.
+/// The kernel has not checked this chown(2). If `/proc` shows another file system user ID, a file
+/// system over this one, such as overlayfs, has sent the request and checked the caller.
 pub(crate) fn resolve_for_chown(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     match Status::of(&format!("/proc/{}/status", caller.pid)) {
         Ok(status) if status.fsuid != Some(caller.uid) => prechecked(caller),

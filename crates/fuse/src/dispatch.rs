@@ -65,7 +65,6 @@ use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
 
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
-/// The longest such body is the answer to a request that creates a file.
 const LATER_BODY_BYTES: usize = 256;
 const ERRNO_END: i32 = 512;
 /// The kernel may cache the entries of the directory.
@@ -73,17 +72,17 @@ const FOPEN_CACHE_DIR: u32 = 1 << 3;
 /// Clear set-user-ID and set-group-ID (`FUSE_OPEN_KILL_SUIDGID`).
 const OPEN_KILL_SET_ID: u32 = 1;
 
-/// The drop waits until the offload threads have run all their requests.
+/// Dropping a `Dispatcher` waits until the offload threads have run all their requests.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
-    /// Shared with the offload threads, unlike the dispatcher: its drop waits for them, so a thread
-    /// with the last reference would wait for itself.
+    /// The offload threads share the requests and not the dispatcher. Its drop waits for these
+    /// threads, so a thread with the last reference would wait for itself.
     requests: Arc<Requests>,
     payload_bytes: usize,
     features: Features,
     offload: Offload,
-    /// Used if the kernel drops its cached pages of a file when a lock is taken. It may first have
-    /// to read or write them, so the threads that serve reads and writes must not take such locks.
+    /// When a lock is taken, the kernel may have to drop cached pages, and to read or write them
+    /// first. So the threads that serve reads and writes must not take such locks.
     lock_takers: Offload,
     lock_waits: Arc<LockWaits>,
 }
@@ -219,7 +218,8 @@ impl Dispatch for Dispatcher {
     }
 }
 
-/// A request that turns a write lock of fcntl(2) into a read lock counts too.
+/// A request that turns a write lock of fcntl(2) into a read lock can also end the wait of another
+/// owner.
 fn may_unlock(message: &Message<'_>) -> bool {
     match message.header.opcode {
         Opcode::SETLK | Opcode::SETLKW => {
@@ -263,7 +263,6 @@ impl Requests {
         }
     }
 
-    /// Returns `None` if the back end does not set how long the kernel keeps its answers.
     fn arrival(&self) -> Option<Instant> {
         self.server.has_leases().then(Instant::now)
     }
@@ -299,8 +298,6 @@ impl Requests {
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })
     }
 
-    /// An interrupt can cancel the request until the returned [`Running`] is dropped, if calls of
-    /// the back end may wait.
     fn begin(&self, message: &Message<'_>) -> (Request, Option<Running<'_>>) {
         let header = message.header;
         let request = Request::new(header.caller);

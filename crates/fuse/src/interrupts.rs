@@ -42,7 +42,6 @@ pub(crate) trait Interruptible: Send + Sync {
 
     fn cancelled_by(&self) -> CancelledBy;
 
-    /// May always return false if requests leave the index when they are answered.
     fn is_answered(&self) -> bool {
         false
     }
@@ -69,8 +68,7 @@ pub(crate) struct Interrupts {
 #[derive(Default)]
 struct Shard {
     requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,
-    /// Numbers of interrupted requests that were not in the index, the newest last. Such a request
-    /// has ended, or was not entered yet.
+    /// Interrupted requests that were not in the index: each has ended, or was not entered yet.
     early: VecDeque<u64>,
 }
 
@@ -80,7 +78,7 @@ impl Interrupts {
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
-    /// Returns true if an interrupt has arrived earlier. The caller must then call
+    /// Returns true if an interrupt has arrived before the request. Then the caller must call
     /// [`Interrupts::signalled`] as soon as the request can be cancelled.
     #[must_use]
     pub(crate) fn enter(&self, unique: u64, request: Arc<dyn Interruptible>) -> bool {
@@ -123,8 +121,8 @@ impl Interrupts {
         }
     }
 
-    /// If the signal does not cancel the request, watches for a later one that does. Returns true
-    /// if the request was cancelled.
+    /// A signal that does not cancel the request may be followed by one that does. So the request
+    /// is watched until it ends.
     pub(crate) fn signalled(&self, request: &Arc<dyn Interruptible>) -> bool {
         let is_cancelled = match request.cancelled_by() {
             CancelledBy::Nothing => return false,
@@ -197,7 +195,7 @@ impl Interrupted {
     }
 }
 
-/// Returns true also for a thread that has ended or is in another PID namespace.
+/// A thread that has ended, or that is in another PID namespace, counts as killed.
 fn is_killed(pid: u32) -> bool {
     let status = match pid {
         0 => return true,

@@ -29,8 +29,8 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// An answer that takes longer gets no time, or the kernel must drop it again. So a back end must
-/// stop trusting a lease more than this time before the lease ends.
+/// If an answer takes longer, the kernel does not keep it. So a back end must stop trusting a lease
+/// this much before the lease ends.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -55,7 +55,6 @@ impl ClientCache for Client {
 }
 
 impl Server {
-    /// Gives a back end with leases the object by which it makes the kernel drop cached answers.
     pub(crate) fn attach_client(&self, notifier: Notifier) {
         let root = self.vfs().root();
         if let Some(leases) = self.vfs().leases(&root) {
@@ -63,7 +62,6 @@ impl Server {
         }
     }
 
-    /// Returns how long the kernel may remember that the directory has no such name.
     pub(crate) fn absent_ttl(&self, parent: u64, name: &[u8]) -> Option<Duration> {
         let (dir, name) = (self.vfs().inode(self.translate(parent)).ok()?, Name::new(name).ok()?);
         Some(self.vfs().leases(&dir)?.absent_ttl(dir.ino(), name))

@@ -28,7 +28,7 @@ type Pair = (u64, u64);
 
 impl LockOwners {
     /// After an error other than `EAGAIN`, the back end may have granted the lock and lost the
-    /// answer. So the owner is remembered then too.
+    /// answer. So the owner of the lock is remembered in that case too.
     pub(crate) fn requested(
         &self,
         (node, handle): (u64, u64),

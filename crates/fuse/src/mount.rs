@@ -209,8 +209,8 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // A mount at `path` has the numbers of this one. Another mount can have got them only after
-        // our FUSE connection has ended. It has a server, and our mount has none.
+        // Another mount can have got the numbers of this one only after our FUSE connection has
+        // ended. Then the mount at `path` has a server, and ours has none.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }

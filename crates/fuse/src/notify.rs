@@ -228,8 +228,8 @@ impl Notifier {
         }
     }
 
-    /// `kernel_handle` is the number of the open file in the poll request. Any thread may call this
-    /// method, because the kernel takes no lock of a file for it.
+    /// `kernel_handle` is the kernel's number of the open file. Any thread may call this method,
+    /// because the kernel takes no lock of a file for it.
     pub(crate) fn wake_pollers(&self, kernel_handle: u64) {
         let Some(device) = self.device.upgrade() else { return };
         if let Err(error) = device.notify_poll(kernel_handle) {

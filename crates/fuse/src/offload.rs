@@ -29,7 +29,7 @@ pub(crate) type Job = Box<dyn FnOnce() + Send>;
 /// The drop waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// Processors of the thread that made the pool. Without them, an offload thread would inherit
+    /// The processors of the thread that made the pool. An offload thread would otherwise inherit
     /// those of the thread that starts it, which may be fewer.
     cpus: Option<CpuSet>,
     /// Protected by its own mutex, which no thread holds together with the mutex of

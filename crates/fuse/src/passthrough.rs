@@ -54,7 +54,7 @@ pub(crate) struct Passthrough {
     open: Mutex<HashMap<u64, Decision, RandomState>>,
     /// Further opens of an inode wait on it for the decision, with the mutex of `open`.
     decided: Condvar,
-    /// The kernel has refused a file for a reason that holds for all files.
+    /// The kernel has refused to register a file, for a reason that holds for all files.
     is_refused: AtomicBool,
 }
 
@@ -68,8 +68,8 @@ enum Decision {
     },
 }
 
-/// The destructor completes the decision even if the back end panics, so that other opens do not
-/// wait for ever.
+/// The destructor completes a decision even if the back end panics, so that other opens do not wait
+/// for ever.
 struct Deciding<'a> {
     passthrough: &'a Passthrough,
     node: u64,
@@ -77,8 +77,8 @@ struct Deciding<'a> {
 }
 
 impl Passthrough {
-    /// Returns the registered file for the answer. The first open of an inode decides whether the
-    /// file of `handle` is registered.
+    /// The first open of an inode decides whether the kernel reads and writes the file of the host
+    /// itself.
     pub(crate) fn opened(
         &self,
         server: &Server,

@@ -420,16 +420,16 @@ impl Server {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed the owner and the mode, on which the permission check
-            // of the server depends.
+            // If other programs may have changed owner and mode, drop the cached ones: the server's
+            // permission check depends on them.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// For requests whose effect depends on the owner or the mode: a new file inherits the group of
-    /// its directory, and a write clears bits of the mode. If other programs may change them, the
-    /// back end is asked again.
+    /// Some requests depend on the owner or the mode: a new file inherits the group of its
+    /// directory, and a write clears bits of the mode. If other programs may have changed these,
+    /// the back end is asked again.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
@@ -450,7 +450,7 @@ impl Server {
         Ok(name)
     }
 
-    /// Swaps 1 with the inode number of the root, so the function translates in both directions.
+    /// The function swaps 1 with the inode number of the root, so it translates in both directions.
     pub(crate) fn translate(&self, number: u64) -> u64 {
         translate(self.root, number)
     }

@@ -24,7 +24,7 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
 
     fn vfs(&self) -> &Vfs;
 
-    /// Translates in both directions: swaps 1 with the inode number of the root.
+    /// The translation swaps 1 with the inode number of the root, so it works in both directions.
     fn translate(&self, number: u64) -> u64;
 
     fn waits(&self) -> bool;
@@ -79,7 +79,6 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Holds the length of the body that was written to the buffer, or an error.
     Answer(Result<usize, Errno>),
     Silent,
     Later,

@@ -46,7 +46,7 @@ use corewalk_base::primitives::thread;
 use crate::mount::Device;
 use crate::service::Service;
 
-/// If the cache wakes the shrinker thread, the next check comes earlier.
+/// If the cache exceeds its budget, it wakes the shrinker thread before the end of the pause.
 const TICK: Duration = Duration::from_secs(1);
 /// Forgets arrive during the pause between two rounds.
 const ROUND: Duration = Duration::from_millis(1);
@@ -54,8 +54,8 @@ const REQUEST_MAX: u64 = 4096;
 /// Each round makes one attempt to evict an entry that the kernel was requested to forget. An
 /// attempt fails while the entry is in use.
 const TRIES_MAX: u32 = 16;
-/// Each round without an eviction doubles the pause. After more of them in succession than this,
-/// the shrinker rests for the time `REST`.
+/// Each round without an eviction doubles the pause. After more of them in succession, the shrinker
+/// rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
 const REST: Duration = Duration::from_millis(200);
 const ENTRY_BYTES: u64 = 128;
@@ -143,8 +143,8 @@ impl ShrinkThread {
         missing
     }
 
-    /// Returns the number of evicted entries. If they free less than `missing`, requests the kernel
-    /// to forget further ones.
+    /// If evictions free less than `missing` bytes, the kernel is requested to forget further
+    /// entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -175,7 +175,7 @@ impl ShrinkThread {
         evicted
     }
 
-    /// A kernel without `FUSE_NOTIFY_PRUNE` is requested to drop names in later rounds.
+    /// A kernel that does not know `FUSE_NOTIFY_PRUNE` is requested to drop names in later rounds.
     fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
@@ -195,8 +195,8 @@ impl ShrinkThread {
     }
 }
 
-/// Returns false if the shrinker thread must end. `Wake::OverBudget` ends only a pause of length
-/// `TICK`: during a shorter one the shrinker knows already that the cache is over its budget.
+/// `Wake::OverBudget` ends only a pause of length `TICK` early. During a shorter one the shrinker
+/// knows already that the cache is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -211,7 +211,7 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // The message names no entry, so one in the queue is enough.
+        // One wake-up message in the queue is enough, because it names no entry.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }

@@ -33,8 +33,6 @@ impl Timeouts {
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
     }
 
-    /// Subtracts the time since the request arrived. The timeouts become 0 if the answer is late,
-    /// and stay as they are without an `arrival`.
     pub(crate) fn since(self, arrival: Option<Instant>) -> Timeouts {
         let Some(age) = arrival.map(|arrival| arrival.elapsed()) else { return self };
         match age > LATE {

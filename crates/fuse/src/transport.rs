@@ -87,8 +87,8 @@ impl Transport {
     }
 }
 
-/// Space in bytes for the header, the fixed arguments and the names; that for data follows. A long
-/// target of a new symbolic link extends into it.
+/// Space in bytes for the header, the fixed arguments and the names of a request; its data follow.
+/// A long target of a new symbolic link extends into that space.
 const MESSAGE_BYTES: usize = 4096;
 /// Length of the buffer for `FUSE_INIT`. It is larger than today's request, for later versions of
 /// the protocol.

@@ -77,9 +77,8 @@ impl<'a> Message<'a> {
     /// The features of the connection decide how long the fixed arguments are.
     ///
     /// # Errors
-    /// For a message shorter than its operation requires, the error is the number of the request,
-    /// and the transport answers `EIO`. A message shorter than a header has the error `None`, and
-    /// cannot be answered.
+    /// If the message is shorter than its operation requires, the error is the number of the
+    /// request, which gets `EIO`. A message shorter than a header cannot be answered.
     pub(crate) fn parse(bytes: &'a [u8], features: Features) -> Result<Message<'a>, Option<u64>> {
         let (header, args) = bytes.split_at_checked(IN_HEADER_BYTES).ok_or(None)?;
         let header = Header::parse(header).map_err(|_| None)?;

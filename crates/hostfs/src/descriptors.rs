@@ -59,7 +59,8 @@ impl Shares {
 pub(crate) struct Descriptors {
     /// Protected by its own mutex. No descriptor is opened or closed while the mutex is held.
     kept: Mutex<Kept>,
-    /// Parallel calls may together exceed it, since each call checks it before it opens its file.
+    /// Parallel calls may together exceed the maximum, since each call checks it before it opens
+    /// its file.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -76,8 +77,8 @@ struct Open {
     fd: SharedFd,
 }
 
-/// Descriptors by inode number. To evict one, the clock algorithm takes the first slot without a
-/// mark; each use of a descriptor marks its slot.
+/// The clock algorithm evicts the first slot without a mark. Each use of a descriptor marks its
+/// slot.
 struct Recent {
     max: usize,
     hand: usize,
@@ -118,7 +119,7 @@ impl Descriptors {
         drop(evicted);
     }
 
-    /// Calls on the inode use this descriptor until the cache forgets the inode.
+    /// Calls on a removed inode use this descriptor until the cache forgets the inode.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));

@@ -218,7 +218,7 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// The other flags are not needed: reads and writes pass their offset, and appending, creation and
+/// Only the access mode is used: reads and writes pass their offset, and appending, creation and
 /// truncation have calls of their own.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE

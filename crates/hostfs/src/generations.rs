@@ -27,10 +27,9 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
-/// Number of low bits of a generation that hold the count of inodes with the same number and time.
+/// The low bits of a generation count the inodes with the same number and time of creation.
 const COUNT_BITS: u32 = 12;
-/// At the maximum, the records of inodes that are now older than [`YOUNG_US`] are dropped, or all
-/// records if none is that old.
+/// At the maximum, old records are dropped ([`YOUNG_US`]), or all records if none is old.
 const YOUNG_DEAD_MAX: usize = 4096;
 /// Age in microseconds in which every clock ticks at least once.
 const YOUNG_US: u64 = 1_000_000;
@@ -39,8 +38,8 @@ const YOUNG_US: u64 = 1_000_000;
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty, so that most calls need not lock `known`. The flag is set
-    /// under the mutex of `known` and never cleared.
+    /// True if `counts` is not empty; otherwise a call need not lock `known`. Set under the mutex
+    /// of `known`, and never cleared.
     has_counts: AtomicBool,
 }
 

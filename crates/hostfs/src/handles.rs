@@ -51,8 +51,8 @@ pub(crate) struct Handles {
     /// The template for the handles of other files.
     root: FileHandle,
     layout: Option<Layout>,
-    /// True if the root directory is the root of the host file system: then every file is beneath
-    /// it.
+    /// True if the root directory is the root of the whole host file system. Then every file is
+    /// beneath it.
     is_whole: bool,
     /// Generations of files without a name in the dentry cache, by inode number. Protected by its
     /// own mutex.
@@ -102,11 +102,10 @@ impl Layout {
         }
     }
 
-    /// Returns `None` without a generation, if the host file system checks the generation in a
-    /// handle.
+    /// Returns `None` if the host checks the generation in a handle and `generation` is `None`.
     ///
-    /// Ext4-like file systems and btrfs do not check generation 0, so such a handle opens the inode
-    /// with any generation.
+    /// Ext4-like file systems and btrfs do not check generation 0, so a handle with it opens the
+    /// inode with any generation.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();

@@ -191,8 +191,7 @@ impl HostFs {
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // A removal that runs at the same time may have kept a descriptor since the first search,
-        // so look for one again.
+        // A removal may have kept a descriptor since the first search, so look for one again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
@@ -328,8 +327,8 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// If another file system is mounted on `name`, this call fails immediately, and does not wait
-    /// for that file system. This process may itself serve it, and would wait for itself.
+    /// If another file system is mounted on `name`, the call fails immediately: this process may
+    /// serve that file system, and would wait for itself.
     ///
     /// # Errors
     /// `EXDEV` if `name` is the root of a mount, or on another file system.

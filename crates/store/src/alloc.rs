@@ -25,10 +25,11 @@ use std::collections::BTreeMap;
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Length of a new window in blocks (1 MiB). Small requests of a shard's threads take blocks from
-/// its window.
+/// Length of a new window in blocks (1 MiB). A window is a run of free blocks for the small
+/// requests of some threads.
 const WINDOW_BLOCKS: u64 = 256;
-/// Requests for at least this many blocks take them from the tree, not from a window.
+/// Requests for at least this many blocks are served from the tree of all free runs, not from a
+/// window.
 const LARGE_BLOCKS: u64 = 64;
 /// Maximum number of free runs that a search examines before the device grows.
 const EXAMINED_RUNS: usize = 8;

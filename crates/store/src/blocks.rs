@@ -113,7 +113,7 @@ pub(crate) struct Block {
     content: Arc<[u8]>,
     hash: Hash,
     is_private: bool,
-    /// The number of users (inodes), or 0 after the block was freed. This mutex also protects the
+    /// The number of users (inodes), or 0 after the block was freed. The mutex also protects the
     /// records of the block and its entry in the index.
     users: Mutex<u32>,
 }
@@ -158,8 +158,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// Saves records of a block that is in no earlier transaction. If the block is freed before the
-    /// next commit, that commit writes nothing for it.
+    /// For a block that is in no earlier transaction: if it is freed before the next commit, that
+    /// commit writes nothing for it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -215,8 +215,8 @@ impl Blocks {
         // block meanwhile.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
-        // Invariant K.8: the index contains no private blocks. So its entry meant an earlier block
-        // with this id, which was freed.
+        // Invariant K.8: the index contains no private blocks. So the entry meant an earlier block
+        // with the same id, which was freed.
         if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
@@ -300,7 +300,7 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// If other inodes use the old block too, the inode gets another block.
+    /// If other inodes use the old attribute block too, the inode gets another block.
     ///
     /// # Errors
     /// `ENOSPC`; `EIO` if the user count of the old block is damaged. After an error nothing has
@@ -463,8 +463,6 @@ impl Blocks {
         if others < COMPARISONS_MAX { hash } else { self.secret.hash_whole(content) }
     }
 
-    /// Returns true if the block now has one more user, and false if its content differs. Returns
-    /// None if it has no users any more, or the maximum number.
     fn take(&self, block: &Block, key: u64, content: &[u8], view: &View) -> Option<bool> {
         if block.hash.key != key || *block.content != *content {
             return Some(false);
@@ -535,7 +533,8 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // While this thread waited, another inode may have begun to use the block.
+            // While this thread waited, another inode may have begun to use the block. Then the
+            // block must be in the index.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -589,7 +588,8 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // So all scans together cost no more than a constant per added block.
+        // Each scan doubles the limits, so all scans together cost no more than a constant per
+        // added block.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
     }

@@ -35,8 +35,8 @@ enum Step {
     Sync,
 }
 
-/// Reads are served from `overlay`, which shows the content after these calls. Protected by the
-/// mutex `BufferedDevice::waiting`.
+/// Reads are served from `overlay`, which shows the content after the pending calls. Protected by
+/// the mutex `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,

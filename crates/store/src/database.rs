@@ -209,8 +209,8 @@ impl Snapshot {
         }
     }
 
-    /// Appends up to `count_max` records as pairs of `minor`, the second number of the key, and the
-    /// value. Returns true if the range has no more records.
+    /// Appends up to `count_max` values, each with `minor`, the second number of its key. Returns
+    /// true if the range has no more records.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -286,7 +286,7 @@ impl Calls {
     }
 }
 
-/// After a panic of redb, or while the thread is panicking, the object is leaked: its destructor
+/// After a panic of redb, or while the thread is panicking, a redb object is leaked: its destructor
 /// could panic too (rule B.2).
 struct Fragile<T> {
     inner: Option<T>,
@@ -323,8 +323,8 @@ impl<T> Drop for Fragile<T> {
         if thread::panicking() || self.calls.has_panicked() {
             return std::mem::forget(inner);
         }
-        // An error of that commit loses nothing, because the last commit of the store is already
-        // durable.
+        // redb makes a commit when it is closed. An error of that commit loses nothing, because the
+        // last commit of the store is already durable.
         let _ = self.calls.run(|| {
             drop(inner);
             Ok(())

@@ -82,7 +82,7 @@ pub trait Device: Debug + Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// A small write at the end of a file fills it with zeros up to this many bytes behind its offset.
+/// A small write at the end of a file also writes zeros, up to this many bytes in all.
 const AHEAD_BYTES: u64 = 1 << 20;
 const LARGE_BYTES: usize = 256 << 10;
 const FILLED_BYTES_MAX: u64 = 32 << 20;
@@ -268,8 +268,8 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
 /// After a failed write the host may keep pages in memory as if they were written, and it reports
 /// the failure only once. Then a read returns bytes that will be lost, and a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
-    // Write dirty pages first, since the host drops only clean ones. An error is ignored: if bytes
-    // are lost, later reads show it.
+    // The host drops only clean pages, so write dirty ones first. An error is ignored: if bytes are
+    // lost, later reads show it.
     let _ = device.sync();
     device.drop_cached();
 }

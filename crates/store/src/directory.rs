@@ -55,8 +55,8 @@ impl<'a> Hashed<'a> {
     }
 }
 
-/// The record with all entries of one hash, as it was at the lookup. It is outdated once the
-/// directory has changed.
+/// The entries with one hash, as they were at the lookup. The value is outdated once the directory
+/// has changed.
 pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],

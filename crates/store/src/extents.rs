@@ -132,7 +132,7 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // An earlier round may have merged this extent into the one before it, which then has
+            // An earlier round may have merged the extent into the one before it, which then has
             // the right mark already.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);

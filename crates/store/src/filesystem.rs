@@ -125,8 +125,8 @@ impl Store {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Returns how many more blocks files can get. That is 0 while the host has no space for the
-    /// reserve (space for commits), since no file can grow then.
+    /// Files can get no more blocks while the host has no space for the reserve (space for
+    /// commits).
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {

@@ -252,8 +252,8 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // Compare the length of the data device with the last extent before the replay, which may
-    // extend the device and so hide that blocks at its end are lost.
+    // The replay may extend the data device, which would hide that blocks at its end are lost. So
+    // compare its length with the last extent before.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);

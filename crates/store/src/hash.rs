@@ -85,7 +85,8 @@ impl Secret {
     }
 }
 
-/// Both factors depend on the secret, so a crafted input makes neither of them 0.
+/// Both factors of the multiplication depend on the secret, so a crafted input makes neither of
+/// them 0.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();

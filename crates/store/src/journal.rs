@@ -111,7 +111,7 @@ impl Devices {
     }
 }
 
-/// The records that an operation sees: three layers in memory, and below them a snapshot of the
+/// An operation sees the records of three layers in memory, and below them a snapshot of the
 /// database. Protected by `Journal::barrier`.
 pub(crate) struct View {
     running: Arc<Layer>,
@@ -164,11 +164,10 @@ pub(crate) struct Journal {
 struct State {
     committed: u64,
     based: u64,
-    /// True if the log holds file data, or a commit is about to append some. File data is then
-    /// synced only as part of a commit (guarantee J.6).
+    /// True if the log holds file data, or is about to get some. File data is then synced only as
+    /// part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// `companions` is the number of threads that wanted a commit at the end of the last one.
     callers: u32,
     companions: u32,
     took: Duration,
@@ -200,8 +199,8 @@ impl View {
         self.base.get(key)
     }
 
-    /// Finds only a record that the transaction `born` or a later one has created. If `born` is not
-    /// in the database yet, only the records in memory are searched.
+    /// If the transaction `born` is not in the database yet, only the records in memory are
+    /// searched.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
             return self.get(key);
@@ -440,8 +439,8 @@ impl Journal {
         // reserve, the space set aside for commits.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // If `opened` is locked, a commit may be using the space of the reserve, so do not
-            // allocate it again.
+            // If `opened` is locked, a commit may be using the space of the reserve. Then do not
+            // allocate the reserve again.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -556,8 +555,8 @@ impl Journal {
             return;
         }
         let mut log = self.log.lock();
-        // Without this mark the next mount reads the log and finds it empty, so an error is
-        // ignored.
+        // Without a mark for a closed store, the next mount reads the log and finds it empty. So an
+        // error is ignored.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }

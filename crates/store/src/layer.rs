@@ -74,8 +74,8 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// The key may be in this transaction, but in no earlier one and not in the database (invariant
-    /// Y.1).
+    /// The key of a new record may be in this transaction, but in no earlier one and not in the
+    /// database (invariant Y.1).
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -226,8 +226,8 @@ mod tests {
         }
     }
 
-    /// The removal of a record that is older than both layers must remain, but not that of one
-    /// which the earlier layer added.
+    /// The removal of a record that is older than both layers must remain. The removal of one that
+    /// the earlier layer added must leave nothing.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

@@ -57,8 +57,8 @@ pub(crate) use replay::{Changes, Contents, look, replay};
 const BLOCK_BYTES: usize = 4096;
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// A reader loads a whole entry into memory, so it refuses longer ones. Commits write less than
-/// half of that.
+/// A reader loads a whole entry into memory, so it refuses a longer one. Commits write less than
+/// half as much.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// The entry number of an end mark, which says that the log is empty.
 const END: u64 = u64::MAX;
@@ -79,7 +79,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// The capacity is 0 if the host fails or has no space. Then all transactions go to the
+    /// The log gets no capacity if the host fails or has no space. Then all transactions go to the
     /// database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
@@ -100,7 +100,7 @@ impl Log {
         self.capacity
     }
 
-    /// If an earlier entry was started but not appended, discards that entry.
+    /// An earlier entry that was started but not appended is discarded.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);

@@ -92,8 +92,8 @@ impl Mount {
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // The replay may extend the data device, so extents in the log are compared with the length
-        // after it.
+        // The replay may extend the data device, so extents in the log are compared with its length
+        // after the replay.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
             let there = if is_logged { len.max(log.data_end) } else { len };
@@ -161,8 +161,8 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The end of all written extents, in blocks of the device. `based_end` leaves out those in the
-    /// log: the replay may extend the device, so only `based_end` must fit before it.
+    /// The end of all written extents. `based_end` leaves out those in the log: before the replay,
+    /// which may extend the device, only `based_end` must fit.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,

@@ -360,7 +360,7 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Removes the old name if `other` is None. Fails only before the first change.
+    /// Removes the old name if `other` is None. An error comes only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
@@ -498,7 +498,7 @@ mod tests {
         names.map(|name| name_record(name, &mut locks).link())
     }
 
-    /// The change of the old name must not undo that of the new one.
+    /// In a rename within one record, the change of the old name must not undo that of the new one.
     #[test]
     fn rename_within_one_record_is_whole() {
         let path = std::env::temp_dir().join(format!("names-{}", std::process::id()));

@@ -30,7 +30,8 @@ use crate::device::Device;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A device that shows `below`, or is empty at first without it, and keeps its changes in memory.
+/// A device that keeps all changes of the device `below` in memory. Without `below`, it is empty at
+/// first.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,

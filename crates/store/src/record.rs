@@ -31,7 +31,7 @@ const LINKABLE: u32 = 1;
 /// The inode has an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// Limit of inode numbers, block ids and generations, which no store reaches by counting. A larger
+/// No store reaches this limit of inode numbers, block ids and generations by counting. A larger
 /// number in a record is damage: the next number might wrap around to one in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
@@ -100,7 +100,7 @@ pub(crate) struct SuperRecord {
     pub(crate) seed: u64,
     /// Entries of earlier generations are void.
     pub(crate) generation: u64,
-    /// Length in bytes of the log in use, or 0. If the file is shorter, the log may have lost
+    /// Length in bytes of the log in use, or 0. If the log is shorter than that, it may have lost
     /// entries.
     pub(crate) log_bytes: u64,
 }

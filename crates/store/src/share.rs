@@ -228,8 +228,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, which also checks the rules H.4 and H.5. Each mutex protects the value
-    /// inside it.
+    /// The default index with checks of the rules H.4 and H.5. Each mutex protects the value inside
+    /// it.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,

@@ -454,11 +454,11 @@ impl Store {
         if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
-    /// If there is no space, frees private blocks by de-duplicating the queued attribute sets, and
-    /// calls `change` again. The caller holds no lock and no handle of the journal.
+    /// If there is no space, private attribute blocks are freed by de-duplication, and `change` is
+    /// called again. The caller holds no lock and no handle of the journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Another thread may empty the queue during `change`, which also frees blocks. So read its
-        // length before `change`.
+        // Another thread may empty the de-duplication queue during `change`, which also frees
+        // blocks. So read the length of the queue before.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -566,8 +566,7 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns an inode that had no links at a crash, if it is not in memory: it is still to be
-    /// freed.
+    /// An inode that had no links at a crash is still to be freed.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;

@@ -257,7 +257,7 @@ impl StoreDir {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // A process that made the store may have been killed before its sync.
+        // The process that made the store may have been killed before it synced the directory.
         File::open(path)?.sync_all()?;
         Ok(store_dir)
     }
@@ -277,7 +277,8 @@ impl StoreDir {
         }
     }
 
-    /// Needs no permission to write. Several processes may have such a lock at the same time.
+    /// A lock for reading needs no permission to write. Several processes may have one at the same
+    /// time.
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
@@ -453,7 +454,7 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // A symbolic link might lead out of the store, and the open of a pipe would wait for a writer.
+    // A symbolic link might lead out of the store, and the open of a pipe could wait for a writer.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

@@ -25,8 +25,8 @@ impl Adapter {
     /// Calls `answer` with the result. If it is `ENOSPC`, first repeats the request up to three
     /// times, after pauses.
     ///
-    /// `retry` copies the arguments of the request only then, so a request that succeeds copies
-    /// nothing.
+    /// `retry` copies the arguments of the request only for a repetition, so a request that
+    /// succeeds copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
         caller: Caller,

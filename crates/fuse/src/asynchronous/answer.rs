@@ -11,7 +11,7 @@ const BODY_BYTES: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) body: Bytes,
-    /// The kernel gets one lookup of each when the answer is sent.
+    /// When the answer is sent, the kernel gets one lookup of each inode.
     pub(super) entries: Vec<AsyncNode>,
     /// If the answer is not sent, the file must be closed.
     pub(super) opened: Option<AsyncNode>,

@@ -146,9 +146,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Returns `attr` if the kernel can use it for a file of this kind.
-///
-/// # Errors
 /// `EIO` if the attributes are those of another kind of file, or if the size exceeds 2^63 - 1.
 pub(super) fn checked(attr: Attr, kind: FileKind) -> Result<Attr, Errno> {
     if attr.kind() == kind && i64::try_from(attr.size).is_ok() {

@@ -97,8 +97,6 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
 }
 
 impl<K: Hash + Eq, V> Flights<K, V> {
-    /// An answer that the back end is about to give for the key is not shared
-    /// ([`Flight::is_valid`]).
     pub(super) fn invalidate(&self, key: &K) {
         if let Some(entry) = self.shard(key).lock().get_mut(key) {
             entry.invalidated = entry.calls;
@@ -122,8 +120,6 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         read(shard.get_mut(&self.user.key).expect("G.4: this request uses the entry"))
     }
 
-    /// Returns the result of a call to the back end that began after this request called `lock`
-    /// (invariant G.2), and after the last invalidation of the key.
     pub(super) fn shared(&self) -> Option<&V> {
         let invalidated = self.entry(|entry| entry.invalidated);
         let oldest = self.joined.max(invalidated);
@@ -147,7 +143,6 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         *self.guard = Some((self.call, result));
     }
 
-    /// Drops the shared result, because this request changes the file or the name.
     pub(super) fn clear(&mut self) {
         *self.guard = None;
     }
@@ -160,7 +155,6 @@ impl<K: Hash + Eq, V> Drop for User<'_, K, V> {
             entry.users -= 1;
             entry.users == 0
         });
-        // The destructor of the result must not run under the mutex of the shard.
         let entry = if is_last { shard.remove(&self.key) } else { None };
         drop(shard);
         drop(entry);

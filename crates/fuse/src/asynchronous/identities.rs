@@ -101,7 +101,8 @@ impl Identities {
         earlier
     }
 
-    /// Later lookups of the file get `inode`. If they already get a third inode, returns that one.
+    /// Later lookups of the file get `inode`. If they already get a third inode, the method returns
+    /// that inode.
     pub(super) fn replace(&self, inode: &Arc<Inode>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         let mut shard = self.shard(ino).lock();

@@ -35,7 +35,8 @@ use crate::dispatch::{Range, UNKNOWN_INO};
 use crate::timeouts::Timeouts;
 use crate::wire::{Body, Message, Opcode};
 
-/// Added to a cookie of the back end, because the cookies 1 and 2 are those of `.` and `..`.
+/// The server adds it to each cookie of the back end, because the cookies 1 and 2 are those of `.`
+/// and `..`.
 const COOKIE_SHIFT: u64 = 2;
 /// With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
@@ -55,7 +56,6 @@ struct Listing {
 
 struct Page {
     start: u64,
-    /// Value of the server's clock, which counts ended changes, when the page was requested.
     asked: u64,
     /// If other programs change the files, the timeouts of the entries begin at this instant.
     since: Instant,

@@ -27,8 +27,8 @@ use crate::wire::{Body, Message, Opcode};
 /// A lookup repeats the call to the back end if a notification has invalidated the name meanwhile.
 const TRIES: u32 = 4;
 
-/// If it is dropped before [`NameChange::end`], the back end may or may not have made the change.
-/// Then the destructor makes the table and the kernel drop the name.
+/// A change that is dropped before [`NameChange::end`] may or may not have reached the back end.
+/// Then its destructor makes the table and the kernel drop the name.
 struct NameChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
     request: &'s Request,
@@ -274,7 +274,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             false => Ok(Opened::default()),
         };
         if opened.is_err() {
-            // The kernel learns only of the error, although the file was made.
             request.set_stale();
         }
         let opened = opened?;
@@ -393,8 +392,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         renamed.map(|()| Answer::default())
     }
 
-    /// If the table may have lost the name, asks the back end for the identity of the inode. The
-    /// caller has locked the name.
+    /// The caller has locked the name. If the table may have lost the name, the back end is asked
+    /// for the identity of the inode.
     async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
         if let Ok(node) = self.table.child(dir.number(), name.as_bytes()) {
             return Ok(Child::Node(AsyncNode::new(self.table.owned(node))));

@@ -119,8 +119,6 @@ impl Shared {
 }
 
 impl Inode {
-    /// `known` tells whether an earlier inode of the same file exists, which the table may be
-    /// dropping.
     pub(super) fn new(shared: &Arc<Shared>, attr: &Attr, known: &Known) -> Inode {
         let changed = match known {
             // ORDERING: SeqCst. The destructor of an inode raises `evicted` and then removes the
@@ -143,8 +141,8 @@ impl Inode {
         self.identity
     }
 
-    /// Called when the inode has entered the table. Returns another inode of the same file, which
-    /// the table may be dropping.
+    /// If the index has another inode of the same file, returns that inode. The table may be
+    /// dropping it.
     pub(super) fn index(self: &Arc<Self>) -> Option<Arc<Inode>> {
         // ORDERING: Relaxed. `is_indexed` guards no data: the swap only selects the one thread that
         // adds the inode.
@@ -152,7 +150,8 @@ impl Inode {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Another inode of the file may have changed it and left the index before (invariant H.3).
+        // Another inode of the same file may have changed the file and left the index before
+        // (invariant H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. The destructor of another inode raises `evicted` and then removes the
         // inode from the index. The load comes after `add`, so it sees the value; otherwise old
@@ -305,8 +304,8 @@ impl AsyncNode {
         Change { node: self.clone(), is_of_names, began, attr: None }
     }
 
-    /// Calls `enter` unless a name of the directory has changed since `asked`, or is being changed.
-    /// No change of names can begin during the call.
+    /// Calls `enter`, which enters a listed name, unless a name of the directory may have changed
+    /// since the page was requested.
     pub(super) fn enter_listed<T>(&self, asked: u64, enter: impl FnOnce() -> T) -> Option<T> {
         let state = self.inode.state.lock();
         let is_current = state.names_changing == 0
@@ -321,7 +320,6 @@ impl AsyncNode {
         enter()
     }
 
-    /// Afterwards, no names are entered from pages of a listing that were requested earlier.
     pub(super) fn invalidate_name<T>(&self, invalidate: impl FnOnce() -> T) -> T {
         let mut state = self.inode.state.lock();
         state.names_invalidated = self.inode.shared.tick();
@@ -344,8 +342,8 @@ impl Drop for Change {
         let shared = &self.node.inode.shared;
         let mut state = self.node.inode.state.lock();
         state.changing -= 1;
-        // If two changes overlap, it is unknown which of them has the newer attributes, so cache
-        // neither.
+        // If two changes of an inode overlap, it is unknown which of them has the newer attributes,
+        // so cache neither.
         let is_alone = state.changing == 0 && state.changed <= self.began;
         state.attr = self.attr.filter(|_| is_alone);
         state.changed = shared.tick();

@@ -101,7 +101,8 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
                 let forget = AssertUnwindSafe(|| self.server.forget(message));
-                // A forget has no answer, and the panic hook has printed the message of a panic.
+                // A forget has no answer. If the back end's `forget` panics, the panic hook has
+                // printed the message.
                 let _ = catch_unwind(forget);
                 return Outcome::Silent;
             }

@@ -91,7 +91,6 @@ pub(super) enum Key {
     SetAttributes(u64),
 }
 
-/// Attributes, and the value of the server's clock before they were requested.
 pub(super) type Fetched = Result<(Attr, u64), Errno>;
 
 #[derive(Debug)]
@@ -109,8 +108,6 @@ pub(super) struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entering {
     Found,
-    /// The request has just made the file, so an inode that the table has under this name belongs
-    /// to another file.
     Made,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Stale {
 
 #[derive(Debug)]
 struct Queue<T> {
-    /// The `bool` is true while a thread sends the notifications. Protected by its own mutex, under
+    /// The notifications, and true while a thread sends them. Protected by its own mutex, under
     /// which no other lock is taken.
     waiting: Mutex<(Vec<T>, bool)>,
 }
@@ -47,7 +47,6 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Returns true if the caller must start a thread that sends them.
     fn add(&self, more: Vec<T>) -> bool {
         let mut waiting = self.waiting.lock();
         waiting.0.extend(more);

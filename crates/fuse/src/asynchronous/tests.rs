@@ -24,7 +24,7 @@ const KILLED: u32 = u32::MAX;
 const LOST_LOCK: u64 = 99;
 const LISTING_BYTES: u32 = 4096;
 
-/// Its only file has the names `f` and `g`. Some of its answers are invalid.
+/// A back end with one file, which has the names `f` and `g`. Some of its answers are invalid.
 #[derive(Default)]
 struct Fake {
     calls: Mutex<Vec<String>>,
@@ -294,7 +294,8 @@ fn wrong_entries_of_a_listing_are_errors() {
     assert_eq!(list(&rig, handle + 1, 0), Err(Errno::BADF));
 }
 
-/// Wrong kinds, link targets that are too long and too many bytes must not reach the kernel.
+/// Attributes of a wrong kind, a link target that is too long, and too many bytes of a read must
+/// not reach the kernel.
 #[test]
 fn wrong_answers_of_the_back_end_are_errors() {
     let rig = Rig::new(Options::shared());

@@ -102,7 +102,7 @@ impl UnderWay {
         &self.stale
     }
 
-    /// If too many futures run, queues this one. The future answers by taking the reply from the
+    /// If too many futures run, the new one is queued. It answers by taking the reply from the
     /// request.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
         self: &Arc<Self>,
@@ -230,8 +230,8 @@ impl Request {
         self.state.lock().reply.take()
     }
 
-    /// From now on, a kill of the client does not drop the future. With `Pages::Drop`, the content
-    /// of the file changes too.
+    /// Called by a future right before its first change. Afterwards, a kill of the client does not
+    /// drop the future.
     ///
     /// # Errors
     /// `EINTR` if the request was cancelled before.
@@ -279,8 +279,8 @@ impl Interruptible for Request {
         self.state.lock().reply.is_none()
     }
 
-    /// Drops the future, unless it has begun a change. Answers `EINTR` immediately, with two
-    /// exceptions:
+    /// Cancelling drops the future, unless it has begun a change. The client gets `EINTR`
+    /// immediately, with two exceptions:
     /// - A request that changes the content of a file goes on as if it was not cancelled.
     /// - A request that waits for a lock answers when its future has ended. The future may get the
     ///   lock at the same time.

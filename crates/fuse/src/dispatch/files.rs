@@ -15,7 +15,8 @@ const WRITE_KILL_SET_ID: u32 = 1 << 2;
 pub(crate) const FSYNC_DATA: u32 = 1;
 /// The kernel reads and writes the registered file itself.
 const FOPEN_PASSTHROUGH: u32 = 1 << 7;
-/// With passthrough, the kernel refuses an answer with any other flag (`FUSE_PASSTHROUGH_MASK`).
+/// With passthrough, the kernel refuses an answer to an open that has a flag outside this set
+/// (`FUSE_PASSTHROUGH_MASK`).
 const FOPEN_BESIDE: u32 =
     OpenFlags::DIRECT_IO.union(OpenFlags::NOFLUSH).union(OpenFlags::PARALLEL_DIRECT_WRITES).bits();
 /// The inode number of a listed entry whose lookup has failed, as in libfuse (`FUSE_UNKNOWN_INO`).
@@ -135,8 +136,8 @@ impl Requests {
         let Range { handle, offset, size } = Range::of(&mut message.args())?;
         let node = message.header.node;
         let listed = self.server.readdirplus(node, handle, offset, &mut |entry, attr| {
-            // The lookup has failed, or the kernel may not keep the entry. It looks the name up
-            // when a program uses it.
+            // The lookup has failed, or the kernel may not keep the entry. The kernel looks the
+            // name up when a program uses it.
             let (ino, found) = match entry.node {
                 0 if self.server.has_leases() => (attr.ino, None),
                 0 => (UNKNOWN_INO, None),

@@ -52,8 +52,6 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     waits: Vec<Wait>,
-    /// The file for which the back end is being called. The `bool` is true if a lock of the file
-    /// was dropped since that call began.
     asked: Option<(u64, bool)>,
     is_closed: bool,
 }

@@ -61,7 +61,7 @@ pub(crate) struct Device(File);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Force {
     None,
-    /// No path leads to the mount any more, and it ends when its last user closes it.
+    /// A detached mount has no path any more. It ends when its last user closes it.
     Detach,
 }
 
@@ -116,7 +116,8 @@ impl Device {
     /// # Errors
     /// It is no error if the kernel does not know the node.
     pub(crate) fn notify_inval_inode(&self, node: u64, pages: Pages) -> Result<(), Errno> {
-        // Offset -1 tells the kernel to keep the pages. Length 0 stands for the rest of the file.
+        // In `FUSE_NOTIFY_INVAL_INODE`, offset -1 tells the kernel to keep the pages, and length 0
+        // stands for the rest of the file.
         let offset = if pages == Pages::Keep { u64::MAX } else { 0 };
         let body: Vec<u8> = [node, offset, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &body))
@@ -342,7 +343,6 @@ fn is_fusermount_found() -> bool {
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
 }
 
-/// Returns `None` if the process at the other end has closed the socket.
 fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

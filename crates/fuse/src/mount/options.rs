@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use crate::transport::Transport;
 
-/// It suits back ends in which every request has to wait for a disk or a network.
+/// Sixteen threads suit a back end in which every request has to wait for a disk or a network.
 const THREADS: usize = 16;
 
 /// The options of a mount, which follow mount(8) and fuse(8).

@@ -27,7 +27,8 @@ use super::error::MountError;
 
 pub(super) const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// Another process that mounts with this crate holds the lock for a few milliseconds.
+/// Another process that mounts with this crate holds the lock on the directory for a few
+/// milliseconds.
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 

@@ -12,8 +12,8 @@ use crate::credentials::{prechecked, resolve};
 use crate::options::{Ownership, Permissions, WriteCache};
 
 const OPEN_FOR_EXEC: u32 = 0x20;
-/// If the server itself reads and writes the data, the caller continues a longer copy with the next
-/// request.
+/// A client continues a longer copy with its next request, if the server itself reads and writes
+/// the data.
 const COPY_BYTES_MAX: u64 = 16 << 20;
 /// A longer copy of the back end would hold up other requests.
 const BACK_END_COPY_BYTES_MAX: u64 = 128 << 20;
@@ -288,10 +288,8 @@ impl Server {
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
     }
 
-    /// Clears set-user-ID and set-group-ID if the caller lacks the right to keep them.
-    ///
-    /// The server reads the caller's groups and capabilities from `/proc` only if the file has one
-    /// of the bits.
+    /// The server reads the caller's groups and capabilities from `/proc` only if the file has
+    /// set-user-ID or set-group-ID.
     fn write_for(
         &self,
         caller: Caller,

@@ -15,8 +15,8 @@ use corewalk::{Caller, Caps, Errno, InodeFlags, InodeRef, IoctlReply, PollEvents
 use super::Server;
 use crate::credentials::resolve;
 
-/// The numbers contain the length of a `long`, but the argument is an `int`. For a process with
-/// another length of a `long`, the kernel translates the number.
+/// The numbers of these commands contain the length of a `long`, but their argument is an `int`.
+/// For a process with another length of a `long`, the kernel translates the number.
 const GET_FLAGS: u32 = 0x8000_6601 | LONG_BYTES << 16;
 const SET_FLAGS: u32 = 0x4000_6602 | LONG_BYTES << 16;
 const LONG_BYTES: u32 = size_of::<usize>() as u32;

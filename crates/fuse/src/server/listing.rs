@@ -25,12 +25,13 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
-/// Added to a cookie of the back end, because the cookies 1 and 2 are those of `.` and `..`.
+/// The server adds it to each cookie of the back end, because the cookies 1 and 2 are those of `.`
+/// and `..`.
 const COOKIE_SHIFT: u64 = 2;
 /// With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
-/// The inode number of an entry without one, as in libfuse (`FUSE_UNKNOWN_INO`). Many programs skip
-/// an entry with the number 0.
+/// The inode number of an entry whose number is unknown, as in libfuse (`FUSE_UNKNOWN_INO`). Many
+/// programs skip an entry with the number 0.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
 /// Size in bytes of a `struct fuse_direntplus` without its name. Entry and name together are padded
 /// to a multiple of 8 bytes.
@@ -278,8 +279,8 @@ impl Server {
     }
 }
 
-/// A counted entry that `sink` has not taken yet. Dropping the value takes the lookup back, even if
-/// `sink` panics.
+/// The server has counted a lookup of an entry, but the entry may not reach the kernel. Dropping
+/// the value takes the lookup back, even after a panic.
 struct Untaken<'a> {
     server: &'a Server,
     node: u64,
@@ -326,7 +327,6 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects at most as many names as fit into an answer of the expected size.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();
@@ -344,7 +344,8 @@ impl Names {
             ControlFlow::Continue(())
         })?;
         if is_full {
-            // The kernel's buffer may be larger than expected, so expect a larger answer next time.
+            // The kernel's buffer for listings may be larger than expected, so expect a larger
+            // answer next time.
             self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
         }
         Ok(())

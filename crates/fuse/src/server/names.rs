@@ -91,8 +91,9 @@ impl Server {
 
     /// - The kernel believes that the file is new, and checks no permission to open it. So the
     ///   server does.
-    /// - For a file that is not regular, the kernel would fail with `EIO` and return neither the
-    ///   lookup nor the handle. So the server returns `ESTALE`, and the kernel looks the name up.
+    /// - For a file that is not regular, the kernel would fail with `EIO`, and would never return
+    ///   the lookup and the handle. So the server returns `ESTALE`, and the kernel looks the name
+    ///   up.
     fn open_existing(
         &self,
         caller: Caller,

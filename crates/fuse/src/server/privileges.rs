@@ -79,9 +79,9 @@ impl Server {
         let _ = self.features.set((offered, chosen));
     }
 
-    /// Linux clears set-group-ID of new files since 6.0, but the feature that shows that exists
-    /// only since 6.3. The kernel judges by its cached attributes of the directory, so the result
-    /// is false if other programs may change these.
+    /// Linux clears set-group-ID of new files since 6.0, but the feature that shows it exists only
+    /// since 6.3. The kernel judges by cached attributes of the directory, which must not be out of
+    /// date.
     pub(super) fn has_stripped_new_modes(&self) -> bool {
         self.options.ownership == Ownership::Exclusive
             && self
@@ -94,7 +94,6 @@ impl Server {
         self.has(Features::HANDLE_KILLPRIV_V2)
     }
 
-    /// True if a request that sets an ACL says whether set-group-ID stays.
     pub(crate) fn has_acl_flags(&self) -> bool {
         self.has(Features::SETXATTR_EXT)
     }
@@ -205,8 +204,8 @@ impl Server {
         Ok(self.clears_set_id() || self.clears_bits_of(self.vfs.mode(inode)?))
     }
 
-    /// The kernel does not check `CAP_FOWNER`, but without it a chown must not clear the bits of
-    /// another user's file. The result is empty if the caller's capabilities cannot be read.
+    /// The kernel does not check `CAP_FOWNER`, but without it a chown must not clear set-user-ID
+    /// and set-group-ID of another user's file.
     pub(super) fn missing_for_chown(
         &self,
         caller: Caller,

@@ -141,8 +141,8 @@ impl Server {
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 
-    /// If the request says whether set-group-ID stays, the kernel has judged the caller. Otherwise
-    /// the server reads the caller's groups and capabilities.
+    /// For an ACL, the request may say whether set-group-ID stays. Otherwise the server reads the
+    /// caller's groups and capabilities.
     fn acl_cred(&self, caller: Caller, set_id: SetId) -> Cred {
         let cred = match set_id {
             SetId::Unsaid => return self.cred_in_groups(caller),

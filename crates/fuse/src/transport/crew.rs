@@ -29,8 +29,8 @@ enum Order {
 }
 
 impl Crew {
-    /// If the kernel does not use the ring, or when it has ended, the thread reads the FUSE device
-    /// with the state `successor`.
+    /// If the kernel does not use the ring, or when the ring has ended, the thread reads the FUSE
+    /// device.
     ///
     /// # Errors
     /// A [`MountError`] if the thread cannot be started.
@@ -98,10 +98,6 @@ impl Crew {
         Ok(refused)
     }
 
-    /// Starts one more thread, which ends when all threads of the session have ended, and returns
-    /// its handle.
-    ///
-    /// # Errors
     /// A [`MountError`] if that thread cannot be started.
     pub(super) fn serve(
         self,

@@ -44,8 +44,8 @@ use crate::wire::{Features, OUT_HEADER_BYTES, Opcode};
 const STREAMS: u64 = 3;
 const REQUESTS: u64 = 2000;
 const HANDLE: u64 = 7;
-/// All features but `FUSE_INIT_RESERVED`, io_uring, and those that the adapter for fuser never
-/// chooses.
+/// The kernel offers all features but `FUSE_INIT_RESERVED`, io_uring, and those that the adapter
+/// for fuser never chooses.
 const OFFERED: u64 =
     !(1 << 31 | Features::OVER_IO_URING | Features::HANDLE_KILLPRIV_V2 | Features::SETXATTR_EXT);
 const FREE_OPENS: u64 = Features::NO_OPEN_SUPPORT | Features::NO_OPENDIR_SUPPORT;
@@ -99,7 +99,6 @@ struct Case {
 /// A difference between the answers of the dispatcher and of fuser that is no bug.
 struct Difference {
     reason: &'static str,
-    /// Returns true if `reason` alone explains why the dispatcher's and fuser's answer differ.
     explains: fn(&Request, &[u8], &[u8]) -> bool,
 }
 

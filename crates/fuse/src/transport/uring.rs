@@ -42,8 +42,8 @@ use crate::service::{Dispatch, Outcome};
 use crate::wire::{Features, Message};
 
 const DEPTH: usize = 8;
-/// Size in bytes of the longest possible value of an extended attribute, and so of the longest body
-/// for a request that has data or a name.
+/// Size in bytes of the longest value of an extended attribute. No answer to a request that has
+/// data or a name is longer.
 const SCRATCH_BYTES: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -59,7 +59,7 @@ pub(super) struct Thread {
     dispatcher: Arc<dyn Dispatch>,
     features: Features,
     finished: Arc<Finished>,
-    /// Serves the FUSE device after the ring has ended, or if the ring is not used.
+    /// The thread serves the FUSE device after the ring has ended, or if the ring is not used.
     successor: device::Thread,
 }
 
@@ -224,8 +224,7 @@ fn is_end(error: Errno) -> bool {
     matches!(error, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV)
 }
 
-/// Returns the processors on which the thread could run before. If it may run on none of `cpus`,
-/// changes nothing and returns None.
+/// Changes nothing and returns None if the thread may run on none of `cpus`.
 fn run_on(cpus: &[u16]) -> Option<CpuSet> {
     let allowed = rustix::thread::sched_getaffinity(None).ok()?;
     let mut set = CpuSet::new();

@@ -35,8 +35,8 @@ const MAJOR: u32 = 7;
 const MINOR: u32 = 45;
 /// Linux 5.4, the oldest kernel that this crate supports.
 const MINOR_MIN: u32 = 31;
-/// The length of the longest value of an extended attribute. The kernel demands a buffer of at
-/// least 8192 bytes.
+/// The length of the longest value of an extended attribute. The kernel demands at least 8192
+/// bytes.
 const PAYLOAD_BYTES_MIN: usize = 64 << 10;
 pub(crate) const INIT_REPLY_BYTES: usize = 64;
 
@@ -240,8 +240,6 @@ fn readdirplus(options: &Options) -> u64 {
     }
 }
 
-/// In memory, `first` lies before `second`. A number that does not fit 16 bits becomes the largest
-/// one that does.
 fn pair(first: u32, second: u32) -> u32 {
     let [a, b] = [first, second].map(|number| number.min(u32::from(u16::MAX)) as u16);
     let ([a, b], [c, d]) = (a.to_ne_bytes(), b.to_ne_bytes());

@@ -6,7 +6,7 @@ use super::Features;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opcode(pub(crate) u32);
 
-/// A request that sets an extended attribute has this length in bytes with the feature
+/// Length in bytes of the fixed arguments of setxattr on a connection with the feature
 /// `FUSE_SETXATTR_EXT`.
 const SETXATTR_EXT_BYTES: usize = 16;
 
@@ -15,7 +15,7 @@ macro_rules! opcodes {
         impl Opcode {
             $(pub(crate) const $name: Opcode = Opcode($number);)*
 
-            /// The length in bytes is 0 for an operation that this crate does not know.
+            /// The length is 0 for an operation that this crate does not know.
             pub(crate) fn fixed_bytes(self, features: Features) -> usize {
                 if self == Opcode::SETXATTR && features.0 & Features::SETXATTR_EXT != 0 {
                     return SETXATTR_EXT_BYTES;

@@ -121,8 +121,8 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let Some(site) = Site::with(&with, Options::exclusive(), hangs) else { return };
     fs::write(site.path("f"), "text").expect("write the file");
     fs::write(site.path("other"), "text").expect("write the file");
-    // If several readers read one file, only the first would send a request, and the others would
-    // wait for the same page of the kernel's cache.
+    // If several readers read one file, only the first would send a request. The others would wait
+    // for the same page of the kernel's cache.
     for at in 0..READS {
         fs::write(site.path(&format!("f{at}")), "text").expect("write a file");
     }
@@ -178,7 +178,8 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     site.wait_for("all requests have ended", |waiting| waiting <= background);
 }
 
-/// At most 8 futures may run. A client whose request waits in the queue can be killed too.
+/// At most 8 futures may run at a time. A client whose request waits in the queue can be killed
+/// too.
 #[test]
 fn async_requests_above_the_limit_wait_in_a_queue() {
     let running = Arc::new(AtomicU64::new(0));

@@ -211,8 +211,7 @@ fn file_that_is_removed_while_open_stays_until_it_is_closed() {
     }
 }
 
-/// With `Options::exclusive`, the kernel learns of changes by other programs only from these
-/// reports.
+/// With `Options::exclusive`, the kernel learns of changes by other programs only from reports.
 #[test]
 fn changes_that_are_reported_by_path_are_seen() {
     let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };

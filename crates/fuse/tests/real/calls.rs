@@ -22,8 +22,7 @@ impl Calls {
         self.0.lock().expect("no holder panics").push(call.to_owned());
     }
 
-    /// Returns the numbers of calls and of pages since the last `take`. A page is a `readdir` call
-    /// that reported an entry.
+    /// A page is a `readdir` call that reported at least one entry.
     fn take(&self) -> (usize, usize) {
         let calls = std::mem::take(&mut *self.0.lock().expect("no holder panics"));
         let is_page = |at: usize| {
@@ -131,8 +130,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// The time in an answer of the back end must replace the timeout of the options. If the server
-/// checks permissions, it must not, since the kernel must then cache nothing.
+/// The time in an answer of the back end replaces the timeout of the options. It must not do so if
+/// the server checks permissions, since the kernel must then cache nothing.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

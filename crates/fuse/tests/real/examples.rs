@@ -276,8 +276,8 @@ fn table_follows_changes_of_the_host() {
     assert_eq!(read(&point.join("d/f")), "a new version");
 }
 
-/// The kernel may cache for a day, also that a name is missing. So the example must tell it of each
-/// change.
+/// The kernel may cache for a day, and also caches that a name is missing. So the example must tell
+/// it of each change.
 #[test]
 fn watch_shows_changes_on_the_host_at_once() {
     let host = Host::new();

@@ -8,8 +8,8 @@ use corewalk_fuse::Options;
 
 use crate::site::Site;
 
-/// The kernel sends the forget of a removed file when the file is closed. It must not drop a new
-/// file with the same name. Trap P1.
+/// The kernel sends the forget of a removed file when the file is closed. The forget must not drop
+/// a new file with the same name. Trap P1.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -90,7 +90,8 @@ impl AsyncFileSystem for Locked {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Otherwise an unlock between the failed `set` and the `await` would be missed.
+            // Register before `set` is called: an unlock between a failed `set` and the `await`
+            // would be missed.
             changed.as_mut().enable();
             match self.locks.set(lock) {
                 Err(Errno::AGAIN) if waits => changed.await,

@@ -202,8 +202,8 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
         let lens = [len("a/b/old"), len("a/b/new"), len("top")];
         (lens, here, names(site.root()), names(&site.path("a/b")), names(inside))
     };
-    // The first listing may tell the kernel that the directory has changed. Then the next one fills
-    // its cache.
+    // The first listing may tell the kernel that the directory has changed. Then only the second
+    // one fills its cache.
     let before = [seen(), seen(), seen()][2].clone();
     assert_eq!((before.0, before.1), ([Some(3), None, None], [true, false]));
 

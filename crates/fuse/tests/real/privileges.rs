@@ -71,8 +71,8 @@ fn tmpfs() -> Arc<dyn FileSystem> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// A server that has already checked permissions must not skip the rule that a change clears these
-/// bits (trap X9).
+/// A server that has already checked permissions must still clear set-user-ID and set-group-ID as
+/// the host does (trap X9).
 #[test]
 fn privileges_are_cleared_as_on_the_host() {
     let name = "privileges_are_cleared_as_on_the_host";
@@ -113,8 +113,8 @@ fn privileges_are_cleared_as_on_the_host_if_other_programs_change_files() {
     assert_as_host(name, tmpfs(), Options::shared(), |_, _, _, _| false);
 }
 
-/// User 0 of both namespaces is the owner of the files. Only the first namespace has the group of
-/// the files.
+/// User 0 of both user namespaces is the owner of the files. Only the first namespace has the group
+/// of the files.
 fn namespaces() -> Option<[UserNamespace; 2]> {
     Some([UserNamespace::new(0, OWNER, GROUP)?, UserNamespace::new(0, OWNER, 1)?])
 }
@@ -168,8 +168,7 @@ fn make_with(mode: u32, path: &Path) -> io::Result<()> {
 const MAKE: &str = "use Fcntl; sysopen(F, $ARGV[0], O_CREAT | O_WRONLY, 02755) or die $!";
 
 /// A new file in a set-group-ID directory gets the bit only from a caller in the directory's group,
-/// or with `CAP_FSETID`. Of the last two callers, which are in other user namespaces, only the
-/// first has that capability over the directory.
+/// or with `CAP_FSETID`. The last two callers are in other user namespaces.
 #[test]
 fn new_files_get_set_group_id_as_on_the_host() {
     if !has_root() || !has_program("perl") {

@@ -85,7 +85,8 @@ impl FileSystem for Slow {
 
     fn flush(&self, _: Node<'_>) -> Result<(), Errno> {
         let request = Request::current().expect("a request closes the file");
-        // An interrupt has time to arrive here. The kill of the client must not cancel this flush.
+        // A kill of the client must not cancel its flush. An interrupt has time to arrive during
+        // the sleep.
         thread::sleep(Duration::from_millis(100));
         self.flushes.lock().push(request.is_cancelled());
         Ok(())
@@ -308,8 +309,8 @@ fn flush_of_a_killed_client_is_not_cancelled() {
     assert!(fs.flushes.lock().iter().all(|is_cancelled| !is_cancelled));
 }
 
-/// For the number of the command that 32-bit programs use, Linux makes no check. So the server must
-/// refuse a user that does not own the file.
+/// Linux makes no check for the command number of 32-bit programs. So the server must refuse a user
+/// that does not own the file.
 #[test]
 fn inode_flags_are_those_of_the_owner() {
     let Some((fs, site, _)) = mounted().filter(|_| has_root() && has_program("perl")) else {

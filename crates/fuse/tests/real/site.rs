@@ -19,8 +19,8 @@ use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 use tokio::runtime::Runtime;
 
-/// The mount of a test that runs longer is removed, because a process that waits for a hung server
-/// cannot be ended.
+/// The mount of a hanging test is removed, because a process that waits for a hung server cannot be
+/// ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -270,7 +270,7 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// A reference to an inode that was taken before the rename must also stay usable. Trap P3.
+/// An inode reference that was taken before the rename must stay usable. Trap P3.
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();

@@ -87,8 +87,8 @@ fn directory_that_counts_no_subdirectories_loses_none() {
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The stored count is still 0, so moving a subdirectory out of the root would make it
-        // negative.
+        // The stored count of subdirectories is still 0, so moving a subdirectory out of the root
+        // would make it negative.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),

@@ -246,7 +246,6 @@ impl Journal {
         self.barrier.iter().map(|shard| shard.write()).collect()
     }
 
-    /// Returns false if the caller must write the transaction to the database instead.
     fn append(&self, frozen: &Frozen) -> io::Result<bool> {
         if frozen.layer.bytes() > LOGGED_RECORDS_MAX {
             return Ok(false);
@@ -434,8 +433,8 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Starts a commit while an operation still runs, which then calls `end`. Returns the result of
-    /// the commit, and true if the operation's change exists after a remount.
+    /// Starts a commit while an operation still runs, which then calls `end`. Also returns whether
+    /// the operation's change survives a remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;
@@ -462,7 +461,7 @@ mod tests {
         (done, is_there)
     }
 
-    /// The operation aborts the journal while the commit already waits for it.
+    /// The operation aborts the journal while the commit already waits for the operation.
     #[test]
     fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));

@@ -332,7 +332,6 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // The reader may skip a block of which the log contains only the first bytes.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,

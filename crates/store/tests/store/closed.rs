@@ -52,8 +52,8 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     }
 }
 
-/// After a second mount, any block of the log may have confirmed entries. So an unreadable one must
-/// prevent a mount.
+/// After a second mount, any block of the log may have confirmed entries. So an unreadable block
+/// must prevent the next mount.
 #[test]
 fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let (disks, _) = closed();

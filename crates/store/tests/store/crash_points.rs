@@ -38,7 +38,8 @@ const EPOCHS: usize = 60;
 const MOUNTS: usize = 3;
 const STEPS: u64 = 12;
 const POINTS: usize = 400;
-/// Distance between the crash points that are tried one after the other; a prime number.
+/// The distance between crash points that are tried in succession is a prime number, so that all
+/// are tried.
 const STRIDE: usize = 7919;
 const META: usize = 0;
 const DATA: usize = 1;
@@ -340,8 +341,8 @@ fn crash_at_any_write_keeps_confirmed_changes() {
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // A common factor of `STRIDE` and the number of crash points would repeat some points and
-        // leave others out.
+        // If `STRIDE` and the number of crash points had a common factor, some points would be
+        // tried twice and others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
         assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
@@ -387,8 +388,8 @@ fn try_unreadable(
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
-        // A mount that an unreadable block of the log stops has not changed the devices. An
-        // unreadable page of the database may stop the mount later, during the replay.
+        // A mount that fails because of an unreadable block of the log must have changed nothing.
+        // An unreadable page of the database may stop it later, during the replay.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
@@ -398,7 +399,7 @@ fn try_unreadable(
     judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// If only file data is unreadable (`is_data`), all names and attributes must be readable.
+/// If only file data is unreadable, all names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -516,8 +517,7 @@ fn control_database_and_log_that_are_not_synced_are_caught() {
 }
 
 /// If blocks are reused before the commit that frees them is durable (against guarantee J.4 of
-/// `journal`), a crash shows bytes of another file. The test moves writes of file data to a point
-/// before the crash.
+/// `journal`), a crash shows bytes of another file.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);

@@ -22,7 +22,7 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The store does not export it, so the test includes its source.
+/// The store does not export its hash, so the test includes the source.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -175,8 +175,8 @@ fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Ve
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Half of the edits change the header of a block, because the checks of its fields are
-        // reached only there.
+        // Half of the edits change the header of a log block, or the checks of its fields would
+        // seldom be reached.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();

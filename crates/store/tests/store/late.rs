@@ -122,8 +122,7 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
     matches!(step, Step::Share | Step::Sync | Step::Mount)
 }
 
-/// While no inode is queued, the store that defers de-duplication has one block per distinct
-/// attribute set, like one that does not.
+/// While no inode is queued, both stores have one block per distinct attribute set.
 fn compare(steps: &[Step]) -> Result<(), TestCaseError> {
     let disks = [Disks::new(), Disks::new()];
     let options = [quiet(), at_once()];
@@ -188,7 +187,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // A crash would lose the running transaction, so its blocks are not on disk.
+    // The running transaction is not committed yet, so a crash would leave no attribute block on
+    // disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], false).unwrap();
     let stats = store.stats();
@@ -261,8 +261,8 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     };
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
-    // The first file of each pair gets a private block. The second keeps the old block as its only
-    // user.
+    // The first file of each pair gets a private block. The second file keeps the old block as its
+    // only user.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);

@@ -50,7 +50,7 @@ fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // The log can be written again, so the next transaction must be at its start.
+        // Once the log can be written again, the next transaction must be at its start.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));

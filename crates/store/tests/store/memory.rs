@@ -140,8 +140,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // The disk must lose the truncated bytes too, or a later extension would show them instead
-        // of zeros.
+        // The simulated disk must lose the truncated bytes too, or a later extension would show
+        // them instead of zeros.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -189,8 +189,8 @@ impl Device for Memory {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Log the sync before its simulated duration. A write of another thread during the sleep
-        // then follows it, and a crash may lose that write.
+        // Log the sync before its simulated duration. A write during the sleep then follows it in
+        // the log, and a crash may lose that write.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())

@@ -99,8 +99,8 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
     );
 }
 
-/// Each commit to the database writes an end mark to the log, which is not synced but survives a
-/// kill of the process. It shows that the database is older than the log.
+/// Each commit to the database writes an end mark to the log. It is not synced but survives a kill
+/// of the process, and shows that the database is older than the log.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -140,8 +140,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     }
 }
 
-/// The mount was killed after the replay, which leaves the log unchanged. With the database from
-/// before the replay, the log is replayed again.
+/// A mount is killed after the replay, which leaves the log unchanged. If the database is then
+/// replaced by the one from before the replay, the log is replayed again.
 #[test]
 fn database_from_before_the_replay_is_mounted_with_the_log() {
     let Killed { contents, tree: expected, .. } = killed(false);
@@ -187,8 +187,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // The damaged byte may belong to the last two commits. Then redb cannot fall back,
-                // and the mount must report damage.
+                // If the damaged byte belongs to both of the last two commits, redb cannot fall
+                // back, and the mount must report damage.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");

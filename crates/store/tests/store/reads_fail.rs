@@ -115,7 +115,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     assert!(count_found(&store) < FILES);
     disks.shared.lock().is_read_failing = false;
     disks.shared.lock().room = Some(disks.used());
-    // Only the write of the records after the reopening needs the reserve.
+    // The sync reopens the database and then writes the records. Only that write needs the reserve.
     assert_eq!(store.fsync(root, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");

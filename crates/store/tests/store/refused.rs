@@ -115,7 +115,7 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
     }
 }
 
-/// The replay of the log extends `data`, so a mount must notice the lost file data before it.
+/// A mount must notice lost file data before it replays the log, because the replay extends `data`.
 #[test]
 fn store_that_lost_bytes_of_files_is_left_as_it_is() {
     for (what, mut contents) in [("closed", closed().contents()), ("killed", killed().0)] {
@@ -167,7 +167,7 @@ fn devices_without_a_store_are_left_as_they_are() {
     }
 }
 
-/// A read that fails during the checks leaves the store unchanged. After a later one, the next
+/// A failed read during the checks leaves the store unchanged. After a later failure, the next
 /// mount must find all files.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {

@@ -102,8 +102,8 @@ fn threads_and_commits_leave_records_that_agree() {
 }
 
 /// Checks that equal attribute sets share blocks, with at most 1024 users each:
-/// - A change in place searches for another block with the new content, and must not find the
-///   changed block.
+/// - A block that is changed in place must not be found by the search for another block with the
+///   new content.
 /// - Blocks with 1024 users must not slow down a search.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {

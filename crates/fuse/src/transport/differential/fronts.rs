@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MESSAGE_BYTES: usize = 256 << 10;
 const OP_IN_BYTES: usize = 128;
 const SCRATCH_BYTES: usize = 64 << 10;
-/// These numbers mean "no node" on all servers, so they are not replaced by symbols.
+/// Node numbers that mean "no node" on all servers, so symbols do not replace them.
 const NO_NODES: [u64; 3] = [0, 0xffff_ffff, NO_NODE];
 
 #[derive(Debug)]
@@ -140,8 +140,6 @@ impl Front {
         answer
     }
 
-    /// The next new node must get the same symbol on both fronts, even if some nodes exist only on
-    /// `other`.
     pub(super) fn skip_symbols_of(&mut self, other: &Front) {
         self.numbers.numbers.resize(other.numbers.numbers.len(), NO_NODE);
     }
@@ -184,8 +182,8 @@ fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     (Arc::new(Dispatcher::new(Arc::clone(server), &init)), answer)
 }
 
-/// Over io_uring the kernel splits each message. Here the test sends the length of the fixed
-/// arguments before it, and this loop splits it.
+/// Over io_uring the kernel splits each message. In the test, the length of the fixed arguments
+/// comes before the message, and the loop splits it.
 fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
     let mut received = vec![0; MESSAGE_BYTES];
     let mut payload = vec![0; dispatcher.payload_bytes()];

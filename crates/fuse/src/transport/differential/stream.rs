@@ -167,8 +167,8 @@ impl Kernel {
             return;
         }
         if opcode == Opcode::TMPFILE {
-            // fuser does not know `TMPFILE`, so only the other two servers have made the file.
-            // Forget it in the next request, so that no other one uses its node number.
+            // fuser does not know `TMPFILE`, so only the other two servers have made the file. The
+            // next request forgets it, so that no other request uses its node number.
             self.pending = Some(Request::new(Opcode::FORGET, reply::u64_at(body, 0)).u64(1));
         } else {
             self.hold(body);
@@ -211,8 +211,8 @@ impl Kernel {
         if self.rng.chance(1, 2) { self.dir() } else { self.file() }
     }
 
-    /// A server may keep a forgotten node in its cache for a while, so the number of such a node
-    /// does not suffice.
+    /// A server may keep a forgotten node in its cache for a while, so a wrong node number must be
+    /// one that was never used.
     fn wrong_node(&mut self) -> u64 {
         *self.rng.pick(&[UNKNOWN_NODE, 0, u64::MAX])
     }
@@ -496,8 +496,6 @@ impl Kernel {
         Request::new(Opcode::FLUSH, self.file()).u64(self.file_handle()).u64(0).u64(0)
     }
 
-    /// In a tenth of the cases the node is wrong, or the number exceeds that of the counted
-    /// lookups.
     fn returned(&mut self) -> (u64, u64) {
         let Some(node) = self.any(|_| true).filter(|_| !self.rng.chance(1, 20)) else {
             let node = self.wrong_node();
@@ -537,8 +535,8 @@ impl Kernel {
         let flags = *self.rng.pick(&[0, 0, 1, 2]);
         let data = self.bytes(16);
         let request = Request::new(Opcode::IOCTL, self.node()).u64(self.file_handle());
-        // One command for a terminal, and three that read or set inode flags. tmpfs supports none
-        // of them.
+        // The commands are one for a terminal, and three that read or set inode flags. tmpfs
+        // supports none of them.
         let command = *self.rng.pick(&[0x5401, 0x8008_6601, 0x4008_6602, 0x801c_581f]);
         let request = request.u32(flags).u32(command).u64(0).u32(data.len() as u32).u32(64);
         request.data(&data)
@@ -547,8 +545,8 @@ impl Kernel {
     /// `INTERRUPT` is not among the unknown opcodes, because fuser answers it and the other servers
     /// do not always.
     fn unknown(&mut self) -> Request {
-        // File locks (31 to 33), bmap (37), poll (40), syncfs (50), and four opcodes that no FUSE
-        // operation has.
+        // The opcodes are file locks (31 to 33), bmap (37), poll (40), syncfs (50), and four that
+        // no FUSE operation has.
         let opcodes = [31, 32, 33, 37, 40, 50, 7, 19, 1000, u32::MAX];
         let opcode = Opcode(*self.rng.pick(&opcodes));
         let request = Request::new(opcode, self.node());

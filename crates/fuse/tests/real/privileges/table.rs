@@ -61,8 +61,7 @@ pub(crate) const CALLERS: [Caller; 7] = [
     Caller { lacks: CapabilitySet::FOWNER, ..user(0, &[]) },
 ];
 
-/// Gets the path of a file, and the file itself, which root has opened. So a caller without a right
-/// to open the file can write.
+/// Root has opened the file, so a caller without a right to open it can write.
 type Change = fn(&Path, &File) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 20] = [
@@ -133,8 +132,8 @@ pub(crate) fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Se
     })
 }
 
-/// If the test also asked for times, the kernel would fetch all attributes again, and the test
-/// would not notice an outdated mode in the kernel's cache.
+/// With the times, the kernel would fetch all attributes again, and the test would not notice an
+/// outdated mode in its cache.
 pub(crate) fn state(path: &Path) -> String {
     let wanted = StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID;
     let now = statx(CWD, path, AtFlags::empty(), wanted).expect("the file exists");
