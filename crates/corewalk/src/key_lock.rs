@@ -206,8 +206,9 @@ impl Shard {
         // This thread holds the lock of `key` and has begun to change the cache. Either it sees the
         // cancellation of its fill, or the cancelling thread sees the change. A load could run
         // before the change is visible, so use a compare-exchange (invariant K.2).
-        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill,
-        // sees everything that this thread did before.
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill in
+        // `list`, loads the word with Acquire. With Relaxed, it could miss what this thread did
+        // before.
         // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let is_alone = self.word.compare_exchange(
             key | ALONE,

@@ -77,8 +77,8 @@ impl fmt::Debug for Name<'_> {
 }
 
 const LANES: u64 = 0x0101_0101_0101_0101;
-/// This number of words of a name is checked without a branch on the name's length. Most names are
-/// not longer.
+/// Most names have at most this many words, which are checked without a branch on the name's
+/// length.
 const USUAL_WORDS: usize = 5;
 
 /// In the result, the lowest set bit is the highest bit of the first zero byte of `word`. Returns 0

@@ -147,7 +147,8 @@ impl<K: Copy> Table<K> {
                     return Some(found);
                 }
             }
-            // ORDERING(table-link): Acquire. The overflow line was filled before it was linked.
+            // ORDERING(table-link): Acquire. `link_overflow` stores the link with Release after the
+            // entry in the overflow line. With Relaxed, the reader could miss that entry.
             let link = line[LINK].load(Ordering::Acquire) as u32;
             if link == 0 {
                 return None;

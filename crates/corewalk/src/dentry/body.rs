@@ -15,7 +15,7 @@ bitflags! {
         /// The dentry is the root of a file system. It has no name and is its own parent.
         const ROOT = 1 << 1;
         const MOUNTED = 1 << 2;
-        /// Its name continues in a long slot.
+        /// The dentry's name continues in a slot for long names.
         const LONG = 1 << 3;
         /// Any caller may search this directory: all users have execute permission, and there is no
         /// ACL.

@@ -325,7 +325,7 @@ impl Batch {
     }
 }
 
-/// Its cookie is the chunk's base plus `low`.
+/// The cookie of an entry is the chunk's base plus `low`.
 struct Entry {
     name: EntryName,
     ino: u64,

@@ -49,7 +49,7 @@ struct Pair {
     value: u32,
 }
 
-/// It is valid until the index changes.
+/// A position is valid until the index changes.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
     bucket: u32,

@@ -126,7 +126,7 @@ pub(crate) struct MoveLock<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nesting {
-    /// This is the first path of the call.
+    /// The first path of the call.
     First,
     /// The call already holds another path lock. A waiting rename may wait for that lock, so the
     /// call must not wait for the rename. It waits only for renames that have their path locks.

@@ -107,9 +107,8 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// # Errors
-    /// A description, if the answer can be true in no instant. The caller must not use this `Judge`
-    /// again.
+    /// The error says why the answer can be true in no instant. The caller must not use this
+    /// `Judge` afterwards.
     pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
         let mut instant = answer.before;
         loop {

@@ -544,7 +544,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
                 is_over.store(1, Ordering::Relaxed);
             }
             meet(2 * round + 1);
-            // This removes the only attribute, so the inode releases the block.
+            // The removal of the only attribute releases the block.
             fs.removexattr(file(ino), b"user.a").unwrap();
             let is_last = is_over.load(Ordering::Relaxed) == 1;
             meet(2 * round + 2);
