@@ -382,8 +382,6 @@ fn read(slot: &Line, index: u32) -> Object {
 }
 
 impl IdsGuard<'_> {
-    /// The object does not change before `self` is dropped, because `self` holds the lock of the
-    /// object kind.
     pub(crate) fn obtain_object_check(&self, id: i32) -> Result<Object, Errno> {
         let object = self.ids.live(id.cast_unsigned() & (SLOTS_MAX - 1));
         object.filter(|object| object.id() == id).ok_or(Errno::INVAL)
@@ -482,7 +480,7 @@ impl IdsGuard<'_> {
         Ok(read(slot, index).id())
     }
 
-    /// Lookups by id and by key no longer find the object. Analogous to Linux's `ipc_rmid`.
+    /// Analogous to Linux's `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
         self.ids.forget_slot(object.index);
         self.unlink(object);
@@ -497,8 +495,8 @@ impl IdsGuard<'_> {
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
         let _section = self.ids.closed(object.index).write();
         put(&slot[owner_word(state)], pair(uid, gid));
-        // ORDERING(ipc-redo): Release. A thread that reads the new state word also reads the new
-        // owner.
+        // ORDERING(ipc-redo): Release. The owner is stored before the state word. Without this
+        // order, a thread could read the new state word but the old owner.
         slot[STATE].store(state, Ordering::Release);
         put(&slot[CTIME], ctime);
     }
@@ -506,8 +504,8 @@ impl IdsGuard<'_> {
     /// For an object that stays until its last user detaches. Analogous to Linux's
     /// `ipc_set_key_private`.
     ///
-    /// Stores `flags` first. If this task dies before it removes the key, recovery does so
-    /// ([`Ids::forget_key`]).
+    /// `flags` are stored before the key is removed. If this task dies in between, recovery removes
+    /// the key ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = self.ids.closed(object.index).write();

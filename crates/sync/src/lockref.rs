@@ -311,7 +311,7 @@ impl Lockref {
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
             // ORDERING(lockref-unlock): Acquire. Unlocks and dropped references are Release.
-            // Without that, the new holder could miss the writes before them.
+            // Without Acquire, the new holder could miss the writes before them.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,

@@ -133,7 +133,7 @@ impl SeqCount {
 
     /// Returns true if a writer was inside a section since `start` was read.
     ///
-    /// Also returns true if `start` is odd: a writer was then inside a section.
+    /// `read_retry` also returns true if `start` is odd: a writer was then inside a section.
     #[doc(alias = "read_seqcount_retry")]
     #[inline]
     #[must_use]

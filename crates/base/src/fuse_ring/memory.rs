@@ -102,8 +102,8 @@ impl Memory {
     /// ring. Otherwise it could write to the head.
     pub(super) unsafe fn head_mut(&mut self, index: usize) -> &mut Head {
         // SAFETY: `head_at` is inside the mapping and aligned (invariant M.1). Any bits are a valid
-        // `Head`. `&mut self` excludes other references, and the function contract excludes the
-        // kernel.
+        // `Head`. `&mut self` excludes other references, and the contract of `head_mut` excludes
+        // the kernel.
         unsafe { &mut *self.head_at(index) }
     }
 

@@ -44,7 +44,7 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Wrong on purpose: does not check that the queue is still the one that the lookup found.
+/// This wrong variant does not check that the queue is still the one that the lookup found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
@@ -54,7 +54,7 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Wrong on purpose: tells the receiver that there is a message before it stores the state that
+/// This wrong variant tells the receiver that there is a message before it stores the state that
 /// delivers the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;

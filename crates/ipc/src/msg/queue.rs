@@ -269,8 +269,8 @@ impl<'s> QueueGuard<'s> {
         IS_SETTING | ids::state(shared, shared.layout.msg_ids, self.queue.name.index)
     }
 
-    /// Completes the `IPC_SET` of a dead task, if that task had changed the slot. Returns true if
-    /// it had.
+    /// If the dead task of an `IPC_SET` had already changed the slot, completes the change, and
+    /// returns true.
     pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);

@@ -112,7 +112,6 @@ impl World {
         world
     }
 
-    /// Returns true if the victim was killed before the end of its call.
     fn stop(&mut self, case: Case, stores: u64) -> bool {
         let victim = self.victim.take().unwrap();
         let ended = crash::run(stores, || (case.act)(&victim, self.id));

@@ -78,9 +78,8 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. Recovery that sees this log also sees the words stored in
-        // `REDO`. Recovery that sees the new undo adjustment, which is stored later, also sees the
-        // log.
+        // ORDERING(ipc-undo): Release. Recovery reads this log after a death. Without this order,
+        // it could see the log but not the words stored in `REDO`.
         set.sem(num)[LOG].store(log, Ordering::Release);
     }
 }

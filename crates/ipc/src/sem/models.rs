@@ -16,7 +16,7 @@ use crate::handle::SemId;
 use crate::status::AWAKE;
 use crate::task::Task;
 
-/// Wrong on purpose: ignores waiting calls, and does not check the tag that identifies the set.
+/// This wrong variant ignores waiting calls, and does not check the tag that identifies the set.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
@@ -33,7 +33,7 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Wrong on purpose: does not freeze (lock) the semaphore's word, and stores the undo adjustment
+/// This wrong variant does not freeze (lock) the semaphore's word, and stores the undo adjustment
 /// after the word.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;

@@ -177,7 +177,7 @@ impl<'s> Node<'s> {
         &self.first()[STATUS]
     }
 
-    /// If the call was completed and later reverted (`reap`), the outcome is an error.
+    /// Returns an error for a call that was completed and later reverted (`reap`).
     pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
         status::outcome(status::load(self.status()))
     }

@@ -52,7 +52,6 @@ use crate::shared::{Shared, now_s};
 use crate::status::is_waiting;
 use crate::task_line::{Absent, identity, task_line};
 
-/// The task `gone` ends or has died. The task `owner` performs the cleanup.
 #[derive(Clone, Copy)]
 pub(super) struct Reaper<'s> {
     pub(super) shared: &'s Shared,

@@ -8,8 +8,6 @@
 //! - If another task has frozen a word, the call thaws its own words and begins again, a few times.
 //! - If another call waits at one of the semaphores, the call takes the set's lock.
 //!
-//! Tasks that use different semaphores of a set write no common cache line.
-//!
 //! Several operations on the same semaphore freeze its word only once.
 //!
 //! # Death of the task

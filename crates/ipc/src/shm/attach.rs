@@ -1,4 +1,4 @@
-//! shmat(2) and shmdt(2). Also what happens to attached segments at fork(2), and at the end of a
+//! Implements shmat(2) and shmdt(2), and handles attached segments at fork(2) and at the end of a
 //! task.
 //!
 //! Addresses belong to one process, so the table from addresses to segments is in the task's own

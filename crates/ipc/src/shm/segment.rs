@@ -125,7 +125,6 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
     SegmentName { index: object.index, serial: object.payload & SERIAL_MASK }
 }
 
-/// Returns the payload of the new segment (the word that identifies it in the slot), and its name.
 pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
     let shared = ids.shared;
     // Remove the memory of the slot's previous segment, if the task that removed that segment has

@@ -223,7 +223,6 @@ impl Segments {
         let pairs = tasks.iter().flat_map(|task| ids.iter().map(move |id| (task, *id)));
         let room =
             pairs.enumerate().take_while(|(at, (task, id))| attach(task, *id, 1 + at).is_ok());
-        // The parent's task uses one attach record for each segment that it has attached.
         let kept = KEPT.iter().filter(|count| **count != 0).count();
         let room = kept + room.count();
         drop(tasks);

@@ -9,7 +9,7 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Returns in how many runs the getter won, and in how many the killer.
+/// Counts the runs won by the getter, and by the killer.
 fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(0));
@@ -64,7 +64,7 @@ struct Slot {
     payload: AtomicU64,
 }
 
-/// Returns in how many runs the getter failed, and in how many it succeeded.
+/// Counts the runs in which the getter failed, and succeeded.
 fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     Tally::of(move |tally| {
         let slot = Arc::new(Slot { lockref: Lockref::new(1), payload: AtomicU64::new(0) });
@@ -167,8 +167,7 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// Returns in how many runs the locker read the count before the other thread's `get`, and in how
-/// many after it.
+/// Counts runs: the count read before the `get`, or after it.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -202,7 +201,7 @@ fn control_get_that_ignores_the_lock_is_caught() {
     });
 }
 
-/// Returns in how many runs the count was read before the `get`, and in how many after it.
+/// Counts runs: the count read before the `get`, or after it.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -239,7 +238,7 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Returns in how many runs the main thread had the lock first, and in how many the other thread.
+/// Counts runs: the main thread locked first, or the other one.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

@@ -23,7 +23,7 @@ const REAL: Protocol = Protocol {
     read_retry: SeqCount::read_retry,
 };
 
-/// Returns in how many runs the reader retried, saw the old words, and saw the new words.
+/// Counts runs: the reader retried, saw old words, saw new words.
 fn outcomes(protocol: Protocol) -> [usize; 3] {
     Tally::of(move |tally| {
         let shared = Arc::new((SeqCount::new(), AtomicU64::new(0), AtomicU64::new(0)));

@@ -47,8 +47,7 @@ fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
     })
 }
 
-/// Returns in how many runs the reader saw the old words without the lock, saw the new words
-/// without the lock, or needed the lock.
+/// Counts runs: old words without the lock, new ones, or locked.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -89,7 +88,7 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Returns in how many runs the lock was free during the read, and in how many it was held.
+/// Counts runs: the lock was free during the read, or held.
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

@@ -37,8 +37,7 @@ impl Pair {
 
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
-/// Returns in how many runs the reader saw the old words without the lock, saw the new words
-/// without the lock, or needed the lock.
+/// Counts runs: old words without the lock, new ones, or locked.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -125,7 +124,7 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// Returns in how many runs the reader found the lock free, and in how many it found the lock held.
+/// Counts runs: the lock was free during the read, or held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

@@ -41,7 +41,6 @@ fn has_huge_pages() -> bool {
         && !read("/proc/self/status").contains("THP_enabled:\t0")
 }
 
-/// From the kernel's counters: page faults that found no free huge page.
 fn huge_pages_missed() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = |line: &str| line.strip_prefix("thp_fault_fallback ")?.parse().ok();

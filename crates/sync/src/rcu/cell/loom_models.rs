@@ -35,7 +35,7 @@ impl Drop for Version {
     }
 }
 
-/// Returns in how many runs the reader saw the old version, and in how many the new one.
+/// Counts runs: the reader saw the old version, or the new.
 fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (first, first_ended) = Version::new(1);
@@ -130,7 +130,7 @@ fn control_read_then_replace_is_caught() {
     });
 }
 
-/// Returns in how many runs the reader saw the value, and in how many an empty cell.
+/// Counts runs: the reader saw the value, or an empty cell.
 fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (version, has_ended) = Version::new(1);
