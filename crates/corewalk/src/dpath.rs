@@ -37,7 +37,7 @@ const DEEP: usize = 1024;
 /// Names of an inode that are translated besides the first.
 const OTHER_PATHS_MAX: usize = 8;
 
-/// The kind of a translated path: where it starts and whether its names exist.
+/// Tells where a translated path starts, and whether all of its names still exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     /// The path leads from the root to the dentry, and every name on it exists.

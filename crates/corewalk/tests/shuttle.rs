@@ -340,7 +340,8 @@ fn control_change_without_invalidation_is_caught() {
     check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
-/// The chmod must not be lost. Set-user-ID may remain only if the chmod came after the write.
+/// A chmod beside a write must not be lost. Set-user-ID may remain only if the chmod came after the
+/// write.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);

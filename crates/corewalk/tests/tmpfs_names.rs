@@ -638,8 +638,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A directory and a name lead to an inode number, and to a flag that is true for a directory.
-/// Directories that operations make stay empty, so the model needs no tree.
+/// The model needs no tree, because directories that operations make stay empty.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(

@@ -182,8 +182,8 @@ enum Failed {
 
 impl<'v> Rename<'v, '_> {
     /// Except for an exchange, first asks the back end to rename without replacing a file. Returns
-    /// None if that succeeds. Otherwise returns the file that now has the new name, or
-    /// `Some(None)`, and the caller renames again.
+    /// None if that succeeds. Otherwise returns the file that now has the new name, if any, and the
+    /// caller renames again.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,

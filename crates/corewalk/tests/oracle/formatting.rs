@@ -9,8 +9,8 @@ pub(crate) enum Part {
     Names(Vec<u8>),
     /// A part of a path that depends on a variable.
     ///
-    /// The first field is the index of the variable. The second lists the forms of the part, each
-    /// with the values that lead to it (one bit per value). At most one form matches a given path.
+    /// The index of the variable, and the forms of the part. Each form comes with the values of the
+    /// variable that lead to it (one bit per value).
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 

@@ -32,7 +32,7 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// The values of the variable [`MOVED`] whose parent is the directory [`WAY`], one bit per value.
+/// A mask of the places of [`MOVED`] in the directory [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
@@ -74,7 +74,7 @@ pub(crate) struct Tree<'v> {
     pub(crate) inner: PathRef<'v>,
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// All pairs of a parent directory and a name that renames give, with a list per variable.
+    /// All pairs of a parent and a name that a renamed file may get, with a list per variable.
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 

@@ -134,7 +134,6 @@ impl Race<'_> {
         }
     }
 
-    /// `wrong` is an earlier error: an answer that is false in every state of the tree.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);

@@ -89,8 +89,8 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
     Always,
-    /// Only if the caller is the last user, which then gets the content. Otherwise the caller stays
-    /// a user.
+    /// Releases the shared set only if the caller is its last user, which then gets the content.
+    /// Otherwise the caller stays a user.
     IfLast,
 }
 
