@@ -6,15 +6,15 @@
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
-//!   with `ENOSYS`. After that the kernel sends neither open nor release.
+//!   with `ENOSYS`. After that answer the kernel sends neither open nor release.
 //! - If the back end does nothing when a file descriptor is closed, the adapter answers the first
-//!   `flush` with `ENOSYS`. After that the kernel does not send it.
+//!   `flush` with `ENOSYS`. After that answer the kernel sends no `flush`.
 //! - The adapter does not request file locks. So the kernel manages them itself, as for a local
 //!   file system.
 //!
 //! # The set-user-ID and set-group-ID bits of a changed file
-//! - If the kernel checks permissions, it clears set-user-ID. It clears set-group-ID only if the
-//!   group may execute the file. In an open that truncates, it clears neither bit.
+//! - A kernel that checks permissions clears set-user-ID of a changed file. It clears set-group-ID
+//!   only if the group may execute the file. In an open that truncates, it clears neither bit.
 //! - If the server checks permissions, the adapter leaves both bits to the server
 //!   (`FUSE_HANDLE_KILLPRIV`).
 //! - In both cases the server decides about set-group-ID of a file that the group may not execute

@@ -8,8 +8,8 @@
 //! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a
 //!   process count only if the process is in the user namespace of the server
 //!   (`/proc/PID/ns/user`).
-//! - access(2) and setfsuid(2) can make `fsuid` differ from the other user IDs of a process. In
-//!   that case root has its permitted capabilities, and any other user has none, as in access(2).
+//! - access(2) and setfsuid(2) can make `fsuid` differ from the other user IDs of a process. Then
+//!   root has its permitted capabilities, and any other user has none.
 //! - A process whose files in `/proc` cannot be read has no groups and no capabilities.
 //!
 //! Source: proc_pid_status(5), access(2), capabilities(7), user_namespaces(7).

@@ -19,9 +19,9 @@
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
-//!   that the kernel sends neither open nor release.
-//! - `flush` gets `ENOSYS` if the back end does nothing when a descriptor is closed. After that the
-//!   kernel does not send it.
+//!   that answer the kernel sends neither open nor release.
+//! - `flush` gets `ENOSYS` if the back end does nothing when a descriptor is closed. After that
+//!   answer the kernel sends no `flush`.
 //! - An interrupt gets `ENOSYS`, unless calls of the back end may wait. A back end that waits
 //!   learns of killed clients from [`Request::is_cancelled`].
 //!

@@ -2,14 +2,13 @@
 //! ([`corewalk::Leases`]).
 //!
 //! # Time
-//! The kernel measures the time for which it may keep an answer from the moment at which it gets
-//! the answer. The back end has given the answer earlier, and the server may be stopped in between.
-//! So right before it writes an answer, the server subtracts the time since the request arrived. An
-//! answer that has taken longer than [`LATE`] gets no time at all. If the server finds after the
-//! write that the answer was late, it makes the kernel drop the answer immediately. Two cases
-//! remain:
+//! The kernel measures how long it may keep an answer from the moment at which it gets the answer.
+//! But the back end has given the answer earlier. So right before the server writes an answer, it
+//! subtracts the time since the request arrived. An answer that has taken longer than [`LATE`] gets
+//! no time at all. If the answer turns out to be late after the write, the server makes the kernel
+//! drop it. Two cases remain:
 //! - The server may be stopped between the subtraction and the write. Then the kernel can use an
-//!   old answer until the drop, which follows immediately after the write.
+//!   old answer until the server makes it drop the answer.
 //! - While the whole machine is suspended, the times stand still.
 //!
 //! # Transports

@@ -15,12 +15,11 @@
 //! passthrough.
 //!
 //! # Set-user-ID, set-group-ID and capabilities
-//! The kernel writes to the file of the host without `CAP_FSETID`. So the host clears set-user-ID,
-//! set-group-ID and capabilities with each write, even if another program has just set them. But
-//! the kernel of the mount may still have the old mode in its cache. A program with the new content
-//! could then run with the rights of the old one. Before such a write, the kernel sends a setattr
-//! request without any attribute ([`Passthrough::has`]). The server then clears the bits itself,
-//! and its answer has the new mode.
+//! The kernel writes to the file of the host without `CAP_FSETID`, so the host clears set-user-ID,
+//! set-group-ID and capabilities with each write. But the kernel of the mount may still have the
+//! old mode in its cache, and could run the new content with the rights of the old one. So before
+//! such a write, the kernel sends a setattr request without any attribute ([`Passthrough::has`]).
+//! The server then clears the bits itself, and its answer has the new mode.
 //!
 //! # Files that are not passed through
 //! - A file whose first open has `O_APPEND`. If a program later clears that flag with fcntl(2), the

@@ -18,8 +18,8 @@
 //! notification, it could wait for itself.
 //!
 //! # The two notifications
-//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops those
-//!   that are not in use, even directories.
+//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops the
+//!   nodes that are not in use, even directories.
 //! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
 //!   the inode is in use. A process would then lose the path of its working directory. So the
 //!   shrinker names only files.

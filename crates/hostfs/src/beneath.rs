@@ -1,12 +1,12 @@
 //! Resolves a path beneath the root directory, even while other programs change the tree.
 //!
-//! A path comes from the dentry cache, and contains no `.`, no `..` and no symbolic link. It is
-//! refused if a component on the host is a symbolic link, leads up, or leads to another file
-//! system. The last component is opened: a directory for reading, or any file with `O_PATH`.
+//! A path from the dentry cache contains no `.`, no `..` and no symbolic link. The open is refused
+//! if a component on the host is a symbolic link, leads up, or leads to another file system. The
+//! last component is opened: a directory for reading, or any file with `O_PATH`.
 //!
-//! openat2(2) checks these rules in the kernel. Without it (before Linux 5.6, or behind a filter of
-//! system calls), each component is opened with `O_NOFOLLOW` from the directory before it. This way
-//! does not notice the root of another mount.
+//! openat2(2) makes these checks in the kernel. Without openat2(2) (before Linux 5.6, or behind a
+//! filter of system calls), each component is opened with `O_NOFOLLOW` from the directory before
+//! it. Then the root of another mount is not noticed.
 //!
 //! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces, another program may
 //! move the directory that was reached, even out of the root. So the caller checks the inode number

@@ -10,10 +10,9 @@
 //! A descriptor keeps its inode alive, so the host does not reuse the inode number. An orphan is an
 //! inode without names that the dentry cache still uses.
 //!
-//! The cache keeps only a limited number of descriptors of orphans, and the clock algorithm may
-//! evict one that no client has open. The host may then give its number to a new file, which may
-//! become an orphan, too. `forget` gets only an inode number, so the `forget` of the first orphan
-//! then drops the descriptor of the second one.
+//! The clock algorithm may evict the descriptor of an orphan that no client has open. The host may
+//! then give its inode number to a new file. If the new file becomes an orphan too, the `forget` of
+//! the first one drops the descriptor of the second, since it gets only the number.
 //!
 //! # Locks
 //! One mutex protects all kinds of descriptors. While it is held, no other lock is taken, and no

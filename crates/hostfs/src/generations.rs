@@ -7,8 +7,8 @@
 //! The clock of a file system may tick only every few milliseconds, so two inodes with the same
 //! number may have the same time:
 //! - The module records the removal of each inode that is at most a second old.
-//! - If a new inode has the number and the time of a recorded one, a count in the low bits of its
-//!   generation is incremented.
+//! - If a new inode has the number and the time of a recorded one, its generation also contains a
+//!   count.
 //! - There are few such counts, so they are kept until the server ends.
 //!
 //! This module serves only host file systems without file handles. Some of them record no times of

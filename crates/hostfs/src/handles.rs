@@ -4,9 +4,9 @@
 //! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). A handle
 //! contains the inode number and a generation, in a layout that depends on the file system.
 //!
-//! [`Handles`] knows four layouts. With them it reads the generation from a handle, and builds a
-//! handle from the inode number and the generation, so it need not store handles. In any other
-//! layout, a hash of the handle serves as the generation.
+//! [`Handles`] knows four layouts of handles. From such a handle it reads the generation, and it
+//! can build a handle from an inode number and a generation. In any other layout, a hash of the
+//! handle serves as the generation.
 //!
 //! # Beneath the root
 //! An inode number may belong to a file outside of the root directory, on the same file system.

@@ -1,7 +1,8 @@
 //! Listings of directories.
 //!
-//! A `readdir` call opens the directory again, to get a file offset of its own, and seeks to the
-//! cookie. The cookie is the host's `d_off`, so it stays valid as long as the host keeps it valid.
+//! A `readdir` call opens the directory again, so that it has a file offset of its own, and seeks
+//! to the cookie. The cookie is the host's `d_off`, so it stays valid as long as the host keeps it
+//! valid.
 //! - Disk file systems derive `d_off` from a hash of the name, or give each entry a number.
 //! - In tmpfs before Linux 6.6, `d_off` is the position of the entry in the directory. So if an
 //!   entry is removed during a listing, the listing may miss another entry.
@@ -11,8 +12,8 @@
 //! - Offset 2^63 - 1, the end of a directory in ext4 and btrfs, since the FUSE server adds 2 to
 //!   each cookie.
 //!
-//! For the offsets 0 and 2^63 - 1, the cookies are values just below 2^63 - 1 that no host file
-//! system uses (the hashes of ext4 end at 2^63 - 2^32 - 1).
+//! Instead, these two offsets get cookies just below 2^63 - 1 that no host file system uses: the
+//! hashes of ext4 end at 2^63 - 2^32 - 1.
 //!
 //! Source: getdents64(2). Other servers have listings that skip or repeat entries while the
 //! directory changes (traps T48 and P13 in `traps.md`).

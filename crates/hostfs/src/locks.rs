@@ -3,9 +3,9 @@
 //! A lock of flock(2) belongs to an open file, so it is taken on the descriptor of that open file.
 //!
 //! A lock of fcntl(2) belongs to a process of the client. On the host it becomes a lock of an open
-//! file description (`F_OFD_SETLK`). Each owner gets an open file of its own for each inode, so its
-//! locks conflict with those of other owners and of programs on the host. The host drops all locks
-//! of an owner when that open file is closed.
+//! file description (`F_OFD_SETLK`). Each owner gets an open file of its own for each inode, so
+//! owners conflict with each other and with programs on the host. Closing that open file drops all
+//! locks of the owner.
 //!
 //! For a lock of an open file description, `F_GETLK` names no process, so [`FileLock::pid`] is 0.
 //!

@@ -17,8 +17,8 @@
 //!   allocated again only after the commit that removes its old extent is durable (see `journal`).
 //!
 //! # Locks
-//! Each window (the run of free blocks that a shard of threads has reserved) has a mutex. It is
-//! locked before the mutex of the tree of free runs. No other lock is taken under either of them.
+//! Each window (the run of free blocks that some threads have reserved) has a mutex, which is
+//! locked before that of the tree of free runs. No other lock is taken under either of them.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Attribute blocks, shared by inodes with equal extended attributes.
 //!
-//! An attribute block has an id, an attribute set as its content, and a count of its users: the
-//! inodes that refer to it. Two records hold content and count, so a new user rewrites no content.
+//! An attribute block has an id, an attribute set as its content, and a count of its users (inodes).
+//! Content and count are in two records, so that a new user does not rewrite the content.
 //!
 //! The content of a *shared* block never changes. If its only user sets another content, a new
 //! block with the same id replaces it. Shared blocks stay in memory while they are in use. The
@@ -22,13 +22,13 @@
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records, and is not in the index. Otherwise an inode could
 //!   find the block there while its last user frees it (trap T34 in `traps.md`).
-//! - K.4: a change in place looks up the new content before the block has it. Otherwise the lookup
-//!   could find this block (trap T38). During the change, the block is out of the index.
+//! - K.4: a change in place first searches for the new content, and could later find the changed
+//!   block itself (trap T38). During the change, the block is out of the index.
 //! - K.5: a shared block is in memory at most once. It enters the table before other threads can
 //!   learn its id. It leaves the table when its records are removed.
-//! - K.6: the user count of a new block is locked before the block enters the table, and unlocked
-//!   after it has entered the index. So the index has the block before its count changes (rule H.5
-//!   of [`ShareIndex`]), and gets no freed block.
+//! - K.6: the user count of a new block stays locked until the block is in the table and in the
+//!   index. So the index has the block before its count changes (rule H.5 of [`ShareIndex`]), and
+//!   gets no freed block.
 //! - K.7: unused blocks take at most as much memory as used blocks, or [`SHARD_BYTES`] per shard if
 //!   that is more. A shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
 //! - K.8: a private block is reached only through its inode. If the index yields the id of a
@@ -36,8 +36,7 @@
 //!
 //! # Locks
 //! The locks are taken in this order: an inode, a block's user count, a shard of the table, records
-//! and the index. A thread locks one count at a time, and besides it that of a block which no other
-//! thread knows yet.
+//! and the index. A thread locks one count at a time, and that of its own new block.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -11,9 +11,9 @@
 //! # Invariants
 //! - H.1: the device below does not change before [`BufferedDevice::release`] is called, nor after
 //!   that call has failed.
-//! - H.2: the device below gets the same writes and syncs, in the same order, as without a
-//!   `BufferedDevice`. So a crash during the release leaves a state that a crash could also leave
-//!   without buffering.
+//! - H.2: the device below gets the same writes and syncs as without a `BufferedDevice`, in the
+//!   same order. So a crash during the release leaves a state that is possible without buffering
+//!   too.
 //!
 //! # Limits
 //! A pending write takes twice its size in memory. That is little: the open of an unclosed database

@@ -3,8 +3,8 @@
 //! # Invariants
 //! - T.1: an inode is in memory at most once. It is read and dropped under the lock of its shard,
 //!   and dropped only while no thread uses it. So no thread changes a stale copy.
-//! - T.2: if an inode is forgotten while a thread uses it, its drop is deferred to a later read or
-//!   drop of any inode in the same shard.
+//! - T.2: an inode that is forgotten while a thread uses it is dropped later, at a read or drop of
+//!   any inode in the same shard.
 //!
 //! # Locks
 //! A shard stays locked while a record is read into it. Under this lock a thread takes only the

@@ -3,9 +3,9 @@
 //! The design follows jbd2. Operations join the *running* transaction, a [`Layer`] of records in
 //! memory. A commit closes the transaction barrier for an instant, freezes the running layer and
 //! starts a new one. Then the frozen layer becomes durable in one of two ways:
-//! - If it is small, it is appended to the log with its file data, and joins the *logged* layer.
-//! - Otherwise, and in a periodic commit, the file data is synced. Then both layers are written to
-//!   the database, in one transaction that makes the log void.
+//! - A small transaction is appended to the log with its file data, and joins the *logged* layer.
+//! - For a larger one, and in a periodic commit, the file data is synced. Then both layers are
+//!   written to the database, in one transaction that makes the log void.
 //!
 //! A read searches the three layers in memory, newest first, then a snapshot of the database.
 //!

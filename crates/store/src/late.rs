@@ -1,9 +1,9 @@
 //! Deferred de-duplication of attribute sets: it happens just before a commit.
 //!
-//! De-duplicating an attribute set takes a hash, a lookup, a comparison, and updates of shared
-//! counters, which is wasted on a set that is soon replaced. So only an inode's first new set in a
-//! transaction is de-duplicated immediately. The second set queues the inode ([`Deferral`]) and
-//! gets a private block (see `blocks`), which later sets change in place.
+//! De-duplicating an attribute set costs a hash, a lookup and a comparison, which are wasted on a
+//! set that is soon replaced. So only an inode's first new set in a transaction is de-duplicated
+//! immediately. The second set queues the inode ([`Deferral`]) and gets a private block (see
+//! `blocks`), which later sets change in place.
 //!
 //! Before a thread commits, it de-duplicates the queued sets in ascending order of block ids. If a
 //! shared block has the same content, the inode uses that block, and its private block is freed.
@@ -14,8 +14,8 @@
 //! durable (`dirsync`), and those of a transaction with too many records in memory.
 //!
 //! # Invariants
-//! - L.1: an inode with the flag `is_waiting` is in the queue, or the thread in `Deferral::share`
-//!   handles it. A queued inode that leaves memory may be queued a second time when it is read
+//! - L.1: an inode with the flag `is_waiting` is in the queue, or `Deferral::share` is about to
+//!   handle it. A queued inode that leaves memory may be queued a second time when it is read
 //!   again.
 //! - L.2: a block that could be shared but has no hash belongs to an inode that is queued, or that
 //!   was queued before a crash. After a crash, the next change of its attributes de-duplicates

@@ -15,9 +15,9 @@
 //! - I.2: each entry starts on a new block, so no append touches a block of a valid entry.
 //! - I.3: a replay that a crash interrupts can be repeated. [`replay()`] writes one database
 //!   transaction, which gets the next generation.
-//! - I.4: new file data over data that is in the log is logged too, or synced with the next commit
-//!   to the database (guarantee J.6 of `journal`). So a replay writes no older bytes over confirmed
-//!   ones.
+//! - I.4: if file data overwrites data that is in the log, it is logged too, or synced with the
+//!   next commit to the database (guarantee J.6 of `journal`). So a replay writes no older bytes
+//!   over confirmed ones.
 //! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
 //! # End marks
@@ -28,8 +28,8 @@
 //! - If a block of the log is unreadable, a mark of the database's generation proves that no
 //!   confirmed entry is lost.
 //!
-//! A commit does not sync the end marks, since a sync would make the commit take a third longer.
-//! Only closing the store syncs them ([`Log::end`]).
+//! A commit does not sync the end marks, since a sync would make it take a third longer. Only
+//! closing the store syncs them ([`Log::end`]).
 //!
 //! # Length
 //! While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]). A

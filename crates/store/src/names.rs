@@ -11,9 +11,9 @@
 //! 1. The mutex `turn` of the de-duplication queue (`late`). Then the transaction barrier, which a
 //!    thread has locked for reading while it has a handle of the journal.
 //! 2. The data lock of one file, while no directory is locked.
-//! 3. All directories of the call, for writing, in ascending order of inode number ([`Locks`]).
-//!    These include each directory that is itself moved, removed or replaced. So no entry can be
-//!    made in a directory between the check that it is empty and its removal.
+//! 3. All directories of the call, for writing, in ascending order of inode number ([`Locks`]), and
+//!    each directory that is itself moved, removed or replaced. So no entry can be made in a
+//!    directory between the check that it is empty and its removal.
 //! 4. One inode that is not a directory.
 //! 5. An attribute block. Then the locks of the shards of the block table and of the journal's
 //!    layers. Then the locks of the block allocator.

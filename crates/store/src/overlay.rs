@@ -8,8 +8,8 @@
 //! below. That device is never written, so its file may be open for reading only.
 //!
 //! # Invariants
-//! - V.1: if an overlay is truncated and extended again, the new bytes are zeros. So it shows no
-//!   byte of the device below behind its smallest length.
+//! - V.1: if an overlay is truncated and extended again, the new bytes are zeros. The bytes of the
+//!   device below do not come back.
 //! - V.2: an overlay reads only two kinds of bytes from the device below: those that its caller
 //!   reads, and the rest of a block that its caller writes in part.
 //!

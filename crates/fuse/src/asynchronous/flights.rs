@@ -4,14 +4,14 @@
 //! of the back end lock the same key:
 //! - The request that gets the lock first calls [`Flight::ask`], asks the back end, and passes the
 //!   result to [`Flight::complete`].
-//! - A request that has waited for the lock gets that result from [`Flight::shared`]. The back end
-//!   must have been asked after the request had begun to wait.
+//! - A request that has waited for the lock gets the result of another request from
+//!   [`Flight::shared`]. It does so only if the back end was asked after the wait had begun.
 //!
 //! However many requests wait for one key, they need at most two calls of the back end.
 //!
 //! # Invariants
 //! - G.1: at most one request has the lock of a key.
-//! - G.2: `shared` returns a result only if the back end was asked for it after the request had
+//! - G.2: a request gets only a result for which the back end was asked after the request had
 //!   called `lock`. So no request gets an answer that is older than itself.
 //! - G.3: if the request that has a lock panics or is dropped, the next request gets the lock, and
 //!   no result. So no request waits for ever (trap T24 in `traps.md`).

@@ -1,17 +1,17 @@
 //! The index of inodes by the back end's numbers.
 //!
-//! The cache's table assigns its own inode numbers. With this index the server recognises a file
-//! that it already knows. The back end may return the file for a second name (a hard link), or for
-//! a directory that another machine has moved.
+//! The cache's table assigns its own inode numbers. With the index, the server recognises a file
+//! that it already knows, for example under a second name (a hard link), or after another machine
+//! has moved a directory.
 //!
-//! The index also counts the inodes of each file. There may be several, because the table may drop
-//! an inode while a lookup enters the same file again.
+//! The index also counts the inodes of each file. A file may have several, because the table may
+//! drop an inode while a lookup enters the same file again.
 //!
 //! # Invariants
-//! - J.1: an identity (inode number and generation) is in the index as long as an inode with it has
-//!   entered the table and has not been dropped.
-//! - J.2: `forget` of the back end is called when the last of these inodes is dropped. The mutex of
-//!   the shard is held during that call. So a new inode of the file is added before or after it.
+//! - J.1: the index has an identity (inode number and generation) from the entry of its first inode
+//!   into the table until its last inode is dropped.
+//! - J.2: `forget` of the back end is called when the last inode of a file is dropped. The mutex of
+//!   the shard is held during the call. So a new inode of the file is added before or after it.
 //!
 //! A file for which the back end reports the number 0 is not in the index. Its only name identifies
 //! it.

@@ -10,8 +10,8 @@
 //! # Entries with attributes
 //! A listing with attributes (`readdirplus`) enters the names of a page into the cache. A page may
 //! be old when its last entries are read:
-//! - A name is entered only if no name of the directory has changed since the page was requested
-//!   ([`AsyncNode::enter_listed`]).
+//! - A name from a page enters the cache only if no name of the directory has changed since the
+//!   page was requested ([`AsyncNode::enter_listed`]).
 //! - An entry is reported with the attributes in the page only if they are still current.
 //!
 //! An entry without current attributes is listed without attributes. The kernel looks its name up

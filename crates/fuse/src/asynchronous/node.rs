@@ -11,16 +11,16 @@
 //!   drop of the [`Change`].
 //! - H.2: the cached attributes are those that the back end had when the last change of the inode
 //!   had ended.
-//! - H.3: when an inode leaves the index of identities, `Shared::evicted` is at least the end of
-//!   its last change. A new inode of the same file takes `evicted` as its own last change. So it
-//!   cannot get attributes from before that change.
+//! - H.3: when an inode is dropped, `Shared::evicted` is raised to the end of its last change. A
+//!   new inode of the same file starts with that value. So it cannot get attributes from before the
+//!   change.
 //!
 //! # Locks
 //! - The mutex `Inode::state` protects the attributes and times of an inode. For a directory, it is
 //!   also held while a name enters the table.
 //! - Its holder may lock a shard of `flights` or of `identities`, but no other `state`.
-//! - Its holder calls no method of the back end but `forget`: the table may evict an inode while a
-//!   name enters it.
+//! - The holder of `state` calls no method of the back end but `forget`: the table may evict an
+//!   inode while a name enters it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

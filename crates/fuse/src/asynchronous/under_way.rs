@@ -4,17 +4,17 @@
 //! futures run. Further requests wait in a queue.
 //!
 //! # The end of a request
-//! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
-//! same time gets exactly one answer. When a future ends, it drops its [`Running`], whose
-//! destructor has two tasks:
-//! - If the future has not answered, it answers: with `EINTR` after a cancellation, and with `EIO`
+//! A request and its cancellation may end at the same time. [`Request::take_reply`] gives out the
+//! reply once, so there is exactly one answer. When a future ends, the destructor of its
+//! [`Running`] has two tasks:
+//! - If the future has sent no answer, the destructor does: `EINTR` after a cancellation, and `EIO`
 //!   after a panic.
 //! - It starts the next request of the queue.
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something:
 //! - Until then, a cancelled request is dropped.
-//! - Afterwards, the future runs to its end. If it changes the content of a file, even a killed
-//!   client waits for that end. Otherwise the change could overwrite that of a later request.
+//! - After `begin`, the future runs to its end. Even a killed client waits for that end if the
+//!   content of a file changes. Otherwise the change could overwrite that of a later request.
 //!
 //! # Locks
 //! The mutex of a request may be locked under that of the queue. Neither is held while a future is

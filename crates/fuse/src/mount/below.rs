@@ -1,8 +1,8 @@
 //! Watching for file systems that are mounted on directories of a mount.
 //!
-//! Suppose that a file system is mounted on a directory of a mount. If `FUSE_NOTIFY_INC_EPOCH` has
-//! expired the name of this directory, or of one above, the kernel detaches the file system. So the
-//! notification is sent only while no such file system exists.
+//! `FUSE_NOTIFY_INC_EPOCH` makes the kernel drop all names, and detach each file system that is
+//! mounted on a directory of the mount. So the notification is sent only while no such file system
+//! exists.
 //!
 //! Between the check and the notification, a user may mount a file system, which the kernel then
 //! detaches. The module sees only the mounts of the mount namespace in which it was started.

@@ -10,8 +10,8 @@
 //! - The back end may hold locks while it lists. So the server first collects a batch of names and
 //!   then looks them up.
 //! - If a lookup fails, for example because another file system is mounted on the name, the name is
-//!   listed without attributes. If a program needs them, the kernel looks the name up and gets the
-//!   error.
+//!   listed without attributes. A program that needs them makes the kernel look the name up, and
+//!   gets the error.
 //!
 //! For each answer to the kernel, the server calls the back end's `readdir` once, and collects as
 //! many names as fit into the kernel's buffer. The protocol does not tell the size of that buffer,

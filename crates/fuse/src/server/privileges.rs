@@ -1,12 +1,12 @@
 //! The privileges that a change of a file clears: set-user-ID, set-group-ID and file capabilities.
 //!
 //! The kernel and the server share this work, as the feature `FUSE_HANDLE_KILLPRIV_V2` decides:
-//! - Without the feature, a kernel that checks permissions clears all bits except a *lone*
-//!   set-group-ID bit. A lone set-group-ID bit belongs to a file that its group may not execute.
-//!   For this bit the groups of the caller matter.
-//! - With the feature, the server clears all bits. A write, a truncation and an open that truncates
-//!   say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]). Other requests do
-//!   not.
+//! - Without `FUSE_HANDLE_KILLPRIV_V2`, a kernel that checks permissions clears all bits except a
+//!   *lone* set-group-ID bit: that of a file which its group may not execute. Whether that bit
+//!   stays depends on the groups of the caller.
+//! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears all bits. A write, a truncation and an open
+//!   that truncates say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]).
+//!   Other requests do not.
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
 //!   has one of the bits.
 //!
@@ -15,10 +15,10 @@
 //!   `/proc` would not show the capabilities of a caller in another user namespace.
 //! - The back end clears the bits in the step that changes the file, under the attribute lock of
 //!   the inode.
-//! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes
-//!   in between.
-//! - A file without privileges costs no call. The cache has its mode, and knows that it has no
-//!   capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
+//! - The kernel holds its own lock of the inode until the answer, so no chmod and no setcap comes
+//!   between the request and the change.
+//! - A change of a file without privileges needs no further call: the cache has its mode, and knows
+//!   that it has no capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
 //!
 //! # Setattr requests without attributes
 //! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
@@ -33,9 +33,9 @@
 //! follows. So the server clears the bits immediately, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
-//! waiting thread from `/proc`. If it cannot read them, it takes the request for the first case. So
-//! chown(2) by any user succeeds: without an effect, or with that of a write if the kernel writes
-//! the file itself. A server without `CAP_SYS_PTRACE` cannot read them.
+//! waiting thread from `/proc`, which needs `CAP_SYS_PTRACE`. If it cannot read them, it takes the
+//! request for the first case. A chown(2) by any user then succeeds: without an effect, or with
+//! that of a write if the kernel writes the file itself.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 

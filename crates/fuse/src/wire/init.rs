@@ -2,15 +2,14 @@
 //! answer, in which the server chooses some of them.
 //!
 //! # Features that the server does not choose
-//! - File locks, unless the back end manages them. Without this feature the kernel manages file
+//! - File locks, unless the back end manages them. Without the feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
 //! - `FUSE_ALLOW_IDMAP`: with it, the kernel sends the user and the group only in requests that
 //!   make a file, and -1 in all others. It does so even on a mount whose users are not mapped.
-//! - `FUSE_CREATE_SUPP_GROUP`: with it, a request that makes a file says whether the caller is in
-//!   the group of the directory. The server needs that only to clear set-group-ID of the new file,
-//!   and a kernel with this feature has already done so. A server that checks permissions needs all
-//!   groups of the caller anyway.
+//! - `FUSE_CREATE_SUPP_GROUP`: a request that makes a file would say whether the caller is in the
+//!   group of the directory. The server would need that only to clear set-group-ID, which a kernel
+//!   with the feature has already done.
 //!
 //! # The privileges of a changed file
 //! A change of a file clears its set-user-ID and set-group-ID bits, and its capabilities.
@@ -18,10 +17,9 @@
 //! - With `FUSE_HANDLE_KILLPRIV`, the server clears the bits. It chooses this feature if it checks
 //!   permissions itself.
 //! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears the bits, and a flag in most requests says
-//!   whether to do so. The server chooses this feature if no other program changes the files. It
-//!   also does so if the kernel writes files of the host itself, because the host then clears the
-//!   bits. Only with this feature does the kernel remember that a file has no privileges. Otherwise
-//!   it requests `security.capability` before each write.
+//!   whether to do so. The kernel then remembers that a file has no privileges. Without the feature
+//!   it requests `security.capability` before each write. The server chooses the feature if no
+//!   other program changes the files, or if the kernel writes files of the host itself.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 

@@ -10,8 +10,8 @@
 //! never confirmed. Damage of the last entry looks the same.
 //!
 //! The first invalid entry is the end of the log, unless a valid entry of the same generation
-//! follows. The reader searches all later blocks for one. If it finds one, confirmed entries are
-//! lost, and the log is refused as damaged.
+//! follows. The reader searches all later blocks for such an entry. If there is one, confirmed
+//! entries are lost, and the log is refused as damaged.
 //!
 //! # A database older than its log
 //! Each commit to the database increments the generation. The log gets entries and end marks of a
