@@ -1,6 +1,6 @@
 //! Attribute blocks, shared by inodes with equal extended attributes.
 //!
-//! An attribute block has an id, an attribute set as its content, and a count of its users (inodes).
+//! An attribute block has an id, an attribute set as its content, and a count of users (inodes).
 //! Content and count are in two records, so that a new user does not rewrite the content.
 //!
 //! The content of a *shared* block never changes. If its only user sets another content, a new
@@ -22,8 +22,8 @@
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records, and is not in the index. Otherwise an inode could
 //!   find the block there while its last user frees it (trap T34 in `traps.md`).
-//! - K.4: a change in place first searches for the new content, and could later find the changed
-//!   block itself (trap T38). During the change, the block is out of the index.
+//! - K.4: a change in place searches for the new content before the block has it, or it could find
+//!   the block itself (trap T38). During the change, the block is out of the index.
 //! - K.5: a shared block is in memory at most once. It enters the table before other threads can
 //!   learn its id. It leaves the table when its records are removed.
 //! - K.6: the user count of a new block stays locked until the block is in the table and in the
