@@ -179,7 +179,7 @@ pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// `parent` is the copy of the parent's task in the child's memory. No later call uses that copy.
+/// No later call uses `parent`, the child's copy of a task.
 ///
 /// A child that cannot register keeps the mappings of its segments. Nattch does not count it, but
 /// counts the parent's attaches even if the parent is killed.

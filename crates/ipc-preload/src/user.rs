@@ -161,8 +161,7 @@ impl Range {
 }
 
 impl Known {
-    /// A remembered range that overlaps or touches `range` is extended. Otherwise `range` replaces
-    /// the oldest one.
+    /// Merges `range` into an overlapping one, or replaces the oldest.
     fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {

@@ -75,7 +75,7 @@ pub(crate) enum Wait {
     Short = 1_000_000_000,
 }
 
-/// The generation distinguishes this task from earlier tasks with the same number.
+/// The generation tells the task from earlier ones with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) index: u32,

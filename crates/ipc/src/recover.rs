@@ -92,7 +92,6 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     }
 }
 
-/// `owner` is a task that the process has now, after its execve(2).
 #[cold]
 pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     with_reaper(shared, owner, index, || {

@@ -353,8 +353,7 @@ impl Task {
         signals::wait_with(node)
     }
 
-    /// `outer` is the result of [`Task::begin_wait`]. Returns false in a forked copy of the task,
-    /// since the wait belongs to the parent.
+    /// False in a forked copy, whose wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, node: u32, outer: u32) -> bool {
         signals::wait_with(outer);

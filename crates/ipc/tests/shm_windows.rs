@@ -89,7 +89,6 @@ impl Backing for Memory {
 
 struct Scene {
     namespace: Namespace,
-    /// The call has looked up a segment, but does not have the lock of all segments yet.
     looked_up: Window,
     memory: Memory,
 }

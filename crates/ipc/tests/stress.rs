@@ -198,7 +198,7 @@ fn sets_that_are_removed_under_operations_end_them() {
     let _watchdog = watchdog("removal");
     let namespace = namespace();
     let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
-    // The id of the present set, or 0 until the first set exists.
+    // The id of the present set, or 0 before the first.
     let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
     race::run(2, Seed::choose(), |mut racer| {
         if racer.thread == 1 {

@@ -62,8 +62,7 @@ pub(super) enum Status {
     Waits,
     Called,
     Interrupted,
-    /// The call is finished, with this result. For a receiver, the number is that of the first
-    /// cache line of its message.
+    /// For a receiver, the number is its message's first line.
     Done(Result<u32, Errno>),
 }
 
@@ -212,7 +211,7 @@ impl<'s> Node<'s> {
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// For the waiting task, which checks the queue now. The caller holds the queue's lock.
+    /// The waiting task checks the queue now.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);

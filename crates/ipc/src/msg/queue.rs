@@ -48,7 +48,7 @@ const TAG: usize = 4;
 
 /// The new `QBYTES` of an `IPC_SET` that is under way.
 const NEXT_QBYTES: usize = 5;
-/// During an `IPC_SET`: [`IS_SETTING`], and the slot's state word before the change. Otherwise 0.
+/// During an `IPC_SET`: the state word before the change.
 const SETTING: usize = 6;
 
 const IS_SETTING: u64 = 1 << 63;
@@ -136,8 +136,8 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// The handle contains 0 in place of the queue's tag, so use it only for functions that do not
-    /// compare the tag.
+    /// The returned handle contains 0 in place of the queue's tag (version number), so use it only
+    /// for functions that do not compare the tag.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }

@@ -77,8 +77,7 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// The caller has just taken the queue's lock from a dead task. `queue` may be an earlier queue of
-/// the same slot.
+/// The caller has taken the queue's lock from a dead task.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -161,8 +160,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// `seen` and `joins` are the results of an earlier `Pool::collect_used`. A message that another
-/// task has received since then is not freed.
+/// A message that another task has received since is not freed.
 pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64, seen: Vec<u32>) {
     let pool = &shared.layout.msgs;
     for line in seen {

@@ -250,7 +250,7 @@ impl Task {
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
     }
 
-    /// Tells the waiting senders whose messages now fit to check the queue again.
+    /// Also calls the waiting senders whose messages now fit.
     #[inline]
     fn take<'t>(
         &'t self,

@@ -177,9 +177,8 @@ impl Pool {
         seen
     }
 
-    /// Frees a range that an earlier [`Pool::collect_used`] has found. First checks, under the
-    /// pool's lock, that a range still begins there and that `is_left` returns true. `joins` is the
-    /// count that `collect_used` has returned.
+    /// Frees a range that an earlier [`Pool::collect_used`] has found, if a range still begins
+    /// there and `is_left` returns true.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(

@@ -101,7 +101,7 @@ pub(super) struct Call<'a> {
     pub(super) pid: u32,
 }
 
-/// The wait node of each completed call, and its errno (0 for success).
+/// Wait node of each completed call, and its errno.
 pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
 /// The caller must wake these tasks after it has released the set's lock. Each item is a wait node
@@ -239,7 +239,7 @@ impl<'s> Node<'s> {
         self.first()[PLACE].store(0, Ordering::Release);
     }
 
-    /// The oldest node has the lowest position. `next` is the ticket of the next waiting call.
+    /// The oldest node has the lowest position.
     pub(super) fn turn(&self, next: u64) -> u64 {
         (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
     }
@@ -254,8 +254,8 @@ impl<'s> Node<'s> {
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Logs the outcome that a transaction is going to store for the waiting call, and the set's
-    /// count `SETTINGS`. `None` clears the log.
+    /// Logs the outcome that a transaction is going to store for the waiting call. `None` clears
+    /// the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -265,7 +265,7 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// The set's count of `SETVAL` and `SETALL` calls (`SETTINGS`) at the completion of this call.
+    /// The set's count `SETTINGS` at the completion of this call.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }

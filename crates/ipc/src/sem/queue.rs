@@ -278,8 +278,7 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     completed
 }
 
-/// [`ALTER_LIST`] is for `GETNCNT`, and [`CONST_LIST`] for `GETZCNT`. Analogous to Linux's
-/// `count_semcnt`.
+/// Analogous to Linux's `count_semcnt`.
 pub(super) fn count(guard: &SetGuard<'_>, num: u16, list: usize) -> i32 {
     let set = guard.set;
     let singles = queue(set, Some(num), list).iter().count();

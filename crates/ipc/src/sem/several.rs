@@ -42,8 +42,8 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// A try fails if another task has frozen or just changed a word. Between two tries the call spins
-/// `PAUSES` times, for about as long as a freeze lasts.
+/// A try to freeze (lock) the words fails if another task has frozen or just changed one. Between
+/// two tries the call spins `PAUSES` times, for about as long as a freeze lasts.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -67,7 +67,7 @@ struct Frozen<'s> {
 impl Task {
     /// # Errors
     ///
-    /// The errno of the call, or none if the call needs the set's lock.
+    /// None if the call needs the set's lock.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Result<(), Option<Errno>> {
         if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
             return Err(None);

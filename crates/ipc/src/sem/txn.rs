@@ -61,7 +61,7 @@ pub(super) struct Frozen {
     pub(super) before: Word,
     pub(super) value: i32,
     pub(super) pid: u32,
-    /// The bits for waiting calls that the commit adds to the semaphore's word (`queue::enqueue`).
+    /// The bits for waiting calls that the commit adds.
     pub(super) waiters: u64,
 }
 
@@ -101,7 +101,7 @@ impl<'g, 's> Txn<'g, 's> {
         self.completed.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// If this transaction has frozen the word already, returns the value of its copy.
+    /// A word frozen by this transaction gives its copy's value.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
         match self.find(num) {
             Ok(at) => Some(self.frozen[at].value),

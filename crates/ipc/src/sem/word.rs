@@ -103,7 +103,7 @@ impl Word {
         self.0 >> 20 & 1
     }
 
-    /// `op` is the number that the operation adds to the value, and `result` is the new value.
+    /// The operation adds `op`, and the new value is `result`.
     #[inline]
     pub(super) fn concerns(self, op: i32, result: i32) -> bool {
         let waiters = self.waiters();

@@ -38,7 +38,7 @@ pub(crate) struct Permits {
 }
 
 impl Arena for Permits {
-    // Recovery is not listed, because it is so short that few kills hit it.
+    // Recovery is so short that few kills hit it.
     const CHORES: &'static [Chore] = &[Chore::Wait, Chore::Hold];
     const IS_LAST_PATIENT: bool = true;
 
