@@ -131,9 +131,9 @@ pub struct Change {
     /// The handle of the open file through which the caller makes the change, as by ftruncate(2).
     /// The permission for the change was checked when the file was opened.
     pub handle: Option<u64>,
-    /// The bits that the request says to clear or keep: set-user-ID and set-group-ID. Two kinds of
-    /// requests say so: a truncation, and a change without attributes. The kernel sends the latter
-    /// before the caller writes past the server.
+    /// Whether the change clears the set-user-ID and set-group-ID bits of the file. Only two kinds
+    /// of requests say so: a truncation, and a change without attributes, which the kernel sends
+    /// before a write that the server does not see.
     pub set_id: SetId,
 }
 
