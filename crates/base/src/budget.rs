@@ -247,8 +247,6 @@ mod loom_models {
     use crate::primitives::{Arc, thread};
     use crate::tally::{Tally, assert_all_reached};
 
-    /// A model of two threads that each take 2 units of a budget of 3. Exactly one of them must get
-    /// its units. Returns how often the spawned thread was refused, and how often it got its units.
     fn two_at_the_limit(take: fn(&Budget) -> bool) -> [usize; 2] {
         Tally::of(move |tally| {
             let budget = Arc::new(Budget::new(Some(3), 0));
@@ -271,10 +269,8 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// Control (a variant with the bug must fail): a `take` that checks the limit in one step
-    /// and counts the units in another. Between the two steps of one thread, the other thread may
-    /// take its units. Then both threads get their units, although the limit allows only one of
-    /// them.
+    /// Control (a variant with the bug must fail): a `take` that checks the limit in one step and
+    /// counts in another lets both threads exceed the limit.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {

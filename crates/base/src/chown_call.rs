@@ -15,9 +15,8 @@ const CHOWN: &[i64] = &[libc::SYS_chown, libc::SYS_lchown, libc::SYS_fchown, lib
 #[cfg(not(target_arch = "x86_64"))]
 const CHOWN: &[i64] = &[libc::SYS_fchown, libc::SYS_fchownat];
 
-/// The numbers that 32-bit programs use for chown(2) and its relatives, each with the position of
-/// the user ID among the arguments: fchown32, chown32, lchown32, chown, fchown, lchown, fchownat. A
-/// 64-bit program can make these calls too.
+/// The numbers of chown(2) and its relatives for 32-bit programs, each with the position of the
+/// user ID. A 64-bit program can make these calls too.
 const CHOWN_32: [(i64, usize); 7] =
     [(207, 1), (212, 1), (198, 1), (182, 1), (95, 1), (16, 1), (FCHOWNAT_32, 2)];
 #[cfg(target_arch = "x86_64")]
@@ -29,7 +28,6 @@ const X32: i64 = 0x4000_0000;
 /// No program has an address below this one (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
 
-/// Maximum number of reads of `/proc/PID/syscall` while the thread does not sleep yet.
 const TRIES: u32 = 1000;
 /// The pause before the next try.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
@@ -53,8 +51,6 @@ pub fn waits_in_chown(thread: u32) -> Option<bool> {
     None
 }
 
-/// Returns true if `text`, the content of `/proc/PID/syscall`, names a call of chown(2) or one of
-/// its relatives. Returns `None` if the text has another form.
 fn is_chown(text: &str) -> Option<bool> {
     let mut words = text.split_ascii_whitespace();
     let number: i64 = words.next()?.parse().ok()?;

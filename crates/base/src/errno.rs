@@ -9,7 +9,6 @@ use std::io::{Error, ErrorKind};
 
 use rustix::io::Errno;
 
-/// Maps the kind of an `io::Error` to an errno. It is used for errors without an OS error number.
 const KINDS: [(ErrorKind, Errno); 20] = [
     (ErrorKind::AlreadyExists, Errno::EXIST),
     (ErrorKind::CrossesDevices, Errno::XDEV),

@@ -54,8 +54,6 @@ struct BackingMap {
 const BACKING_OPEN: rustix::ioctl::Opcode = opcode::write::<BackingMap>(229, 1);
 const BACKING_CLOSE: rustix::ioctl::Opcode = opcode::write::<u32>(229, 2);
 
-/// The ioctl that registers a file for passthrough. Its result is the number of the registered
-/// file.
 struct BackingOpen(BackingMap);
 
 // SAFETY: the kernel only reads the `BackingMap` through the pointer, and the pointer is valid
@@ -134,8 +132,7 @@ pub(crate) fn check_is_fuse(device: BorrowedFd<'_>) -> Result<(), Errno> {
     if is_fuse { Ok(()) } else { Err(Errno::NODEV) }
 }
 
-/// Returns how many numbers are in a list of ranges: 3 for `0,2-3`. Returns `None` if `list` is not
-/// such a list.
+/// Returns how many numbers are in a list of ranges: 3 for `0,2-3`.
 fn count_of(list: &str) -> Option<u16> {
     list.split(',').try_fold(0_u16, |count, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -59,8 +59,6 @@ use crate::fuse_device::check_is_fuse;
 const REGISTER: u32 = 1;
 /// `FUSE_IO_URING_CMD_COMMIT_AND_FETCH`.
 const COMMIT_AND_FETCH: u32 = 2;
-/// Maximum number of retries for one ring entry, if its REGISTER command fails with `EAGAIN` or
-/// `EINTR`.
 const TRIES_MAX: u8 = 16;
 
 /// Bytes of `struct fuse_in_header`.
@@ -92,8 +90,6 @@ pub struct FuseRing {
     live: usize,
     /// The error of the last entry that died.
     failure: Option<Errno>,
-    /// True after `enable` has enabled the ring. From then on the kernel may have commands of this
-    /// ring.
     is_started: bool,
     is_woken: bool,
     wake: Arc<OwnedFd>,
@@ -443,8 +439,6 @@ impl FuseRing {
 /// Measured time of a lookup (two clients, two rings, two processors): 18.5 us with
 /// `DEFER_TASKRUN`, 19.4 us with `COOP_TASKRUN`, and 20.3 us with neither flag. Reads of
 /// `/dev/fuse` took 25.0 us.
-///
-/// An older kernel gets a ring without `DEFER_TASKRUN` and `SINGLE_ISSUER`.
 fn set_up(commands: u32) -> io::Result<Ring> {
     let deferring = Ring::builder()
         .setup_r_disabled()
@@ -499,8 +493,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns a [`FuseRing`] on an open `/dev/fuse` that belongs to no mount. Returns `None` if
-    /// this machine has no `/dev/fuse` or no io_uring.
     fn unmounted(depth: usize) -> Option<FuseRing> {
         if !has_fuse() {
             return None;

@@ -107,8 +107,6 @@ mod imp {
         }
     }
 
-    /// Returns the low half of `word`, which the kernel compares. Rust code uses only the address
-    /// of the half, and accesses only the whole word.
     fn low_half(word: &AtomicU64) -> &AtomicU32 {
         let half = usize::from(cfg!(target_endian = "big"));
         let start = std::ptr::from_ref(word).cast::<AtomicU32>().wrapping_add(half);

@@ -41,8 +41,6 @@ mod modelled {
         result.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Returns the guard of a `try_lock` under a model checker, even if the lock is poisoned.
-    /// Returns `None` if another thread holds the lock.
     fn unpoison_try<G>(result: Result<G, std::sync::TryLockError<G>>) -> Option<G> {
         match result {
             Ok(guard) => Some(guard),

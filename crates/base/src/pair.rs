@@ -163,8 +163,8 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns one 32-bit half of a word in `words`, loaded with `Acquire`: the half with the
-    /// number of this lane. Halves are numbered from 0, the lower half of each word first.
+    /// Returns the 32-bit half of `words` that has the number of this lane, loaded with `Acquire`.
+    /// Halves are numbered from 0, in each word the lower half first.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {

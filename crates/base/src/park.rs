@@ -64,9 +64,9 @@ pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
 
 /// Clears the bit `locked` of `word`. Wakes one [`Sleeper::Locker`], and every [`Sleeper::Passer`].
 ///
-/// Also clears the bit `waiters`, unless another `Locker` still sleeps on `word`. If `waiters`
-/// stays set, the next holder of the lock must call `unlock`, too, so that it wakes the next
-/// `Locker`.
+/// `unlock` also clears the bit `waiters`, unless another `Locker` still sleeps on `word`. If
+/// `waiters` stays set, the next holder of the lock must call `unlock`, too, so that it wakes the
+/// next `Locker`.
 pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
@@ -131,11 +131,11 @@ mod imp {
         unsafe {
             parking_lot_core::unpark_filter(key(word), pick, |result| {
                 let clear = if result.have_more_threads { locked } else { locked | waiters };
-                // ORDERING(lockref-unlock): Release. The next thread that takes the lock sees the
-                // writes that this thread made under the lock. parking_lot runs this closure under
-                // the mutex of the word's wait queue, and a thread that wants to sleep checks the
-                // word under the same mutex. So that thread is in the queue before this store, or
-                // sees the cleared bits and does not sleep.
+                // ORDERING(lockref-unlock): Release. The next thread that takes the lock must see
+                // this holder's writes. parking_lot runs this closure under the mutex of the word's
+                // wait queue, under which a thread also checks the word before it sleeps. So a
+                // thread is in the queue before this store, or sees the cleared bits and does not
+                // sleep.
                 word.fetch_and(!clear, Ordering::Release);
                 DEFAULT_UNPARK_TOKEN
             });
@@ -203,14 +203,14 @@ mod tests {
         let word = Arc::new(AtomicU64::new(0));
         let turns = |word: &AtomicU64, mine: u64| {
             for _ in 0..ROUNDS {
-                // ORDERING(park-turn): Acquire. Two threads take turns in a loop. This load pairs
-                // with the `fetch_add` that ends the other thread's turn, so this thread sees the
-                // stores of that turn.
+                // ORDERING(park-turn): Acquire. The other thread ends its turn by a `fetch_add`
+                // with Release. Without this order, the next turn could miss the stores of the turn
+                // before.
                 while word.load(Ordering::Acquire) % 2 != mine {
                     wait(word, 1, 1 - mine);
                 }
-                // ORDERING(park-turn): Release. Pairs with the other thread's load. The addition
-                // ends this thread's turn and starts that of the other thread.
+                // ORDERING(park-turn): Release. The other thread loads `word` with Acquire before
+                // its turn. Without this order, it could miss the stores of this turn.
                 word.fetch_add(1, Ordering::Release);
                 wake_all(word);
             }

@@ -12,8 +12,7 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// The environment variable that allows [`Tally::of_bounded`] more preemptions per schedule. Its
-/// value is added to the argument `preemptions`.
+/// Allows [`Tally::of_bounded`] more preemptions per schedule.
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
 const STACK_WORDS: usize = 0x8000;

@@ -38,8 +38,6 @@ const ATTR_BYTES: usize = 88;
 /// Bytes of `struct fuse_entry_out` before its attributes.
 const ENTRY_BYTES: usize = 40;
 
-/// A FUSE mount whose INIT request the test has answered. Its drop aborts the connection and
-/// unmounts.
 struct Mount {
     path: PathBuf,
     device: OwnedFd,
@@ -85,15 +83,12 @@ impl Mount {
         rustix::io::write(&self.device, &reply).expect("a reply");
     }
 
-    /// Returns a ring that serves one request queue of this mount. The ring has its own clone of
-    /// the mount's `/dev/fuse` descriptor.
     fn ring(&self, queue: u16, depth: usize) -> FuseRing {
         let device = clone_fuse_device(self.device.as_fd()).expect("a clone");
         FuseRing::new(device.as_fd(), &[queue], depth, PAYLOAD_BYTES).expect("a ring")
     }
 
-    /// Starts a thread that reads and ignores the requests that do not come through rings. The
-    /// thread ends when the mount ends.
+    /// Reads and ignores the requests that do not come through rings, such as FORGET.
     fn read_device(&self, ended: &Sender<&'static str>) {
         let (device, ended) = (self.device.try_clone().expect("a descriptor"), ended.clone());
         let _reader = thread::spawn(move || {
@@ -132,7 +127,6 @@ fn answer(opcode: u32, payload: &mut [u8], len: usize) -> Result<usize, Errno> {
             let size: u64 = name.strip_prefix("yes-").ok_or(Errno::NOENT)?.parse().expect("N");
             payload[..ENTRY_BYTES + ATTR_BYTES].fill(0);
             payload[..8].copy_from_slice(&(size + 2).to_ne_bytes());
-            // The kernel caches the attributes for 100 s, but looks the name up each time.
             payload[24..32].copy_from_slice(&100_u64.to_ne_bytes());
             put_attr(&mut payload[ENTRY_BYTES..], size + 2, 0o100_644, size);
             Ok(ENTRY_BYTES + ATTR_BYTES)
@@ -171,7 +165,6 @@ fn serve(ring: &mut FuseRing) -> usize {
     answered
 }
 
-/// Starts two threads that call stat(2) `count` times each, and check the results.
 fn start_clients(path: &Path, count: u64, ended: &Sender<&'static str>) {
     for client in 0..2 {
         let (path, ended) = (path.to_owned(), ended.clone());
@@ -226,12 +219,8 @@ fn mount_is_served_through_one_ring_per_queue() {
     assert!(answered as u64 >= 2 * STATS, "{answered} requests came through the rings");
 }
 
-/// A reply that another thread has made for the ring's thread. The fields are the id of the ring
-/// entry that holds the request, the length of the reply's body or an error, and the body.
 type Reply = (EntryId, Result<usize, Errno>, Vec<u8>);
 
-/// Serves a ring, but passes its requests to another thread, which makes the replies. Returns the
-/// number of wakes.
 fn serve_from_afar(
     ring: &mut FuseRing,
     replies: &Mutex<Vec<Reply>>,

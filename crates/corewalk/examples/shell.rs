@@ -50,7 +50,6 @@ impl<'v> Shell<'v> {
         Shell { vfs, cred: Cred::root(), at: FsStruct { cwd: root.clone(), root } }
     }
 
-    /// Runs the command in `line` and prints its result.
     fn run(&mut self, line: &str, out: &mut dyn Write) -> io::Result<()> {
         let mut words = line.splitn(3, ' ').map(str::as_bytes);
         let command = words.next().unwrap_or_default();
@@ -189,7 +188,6 @@ fn main() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Runs the commands in `script` and returns what they print.
     fn output_of(script: &str) -> String {
         let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
         let vfs = Vfs::new(fs, VfsOptions::default()).expect("a namespace");

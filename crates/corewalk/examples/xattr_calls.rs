@@ -62,7 +62,6 @@ fn main() {
     script.many();
 }
 
-/// The script, with its directory.
 struct Script {
     dir: PathBuf,
 }
@@ -72,7 +71,6 @@ impl Script {
         self.dir.join(name)
     }
 
-    /// Makes one file of each kind.
     fn prepare(&self) {
         rustix::process::umask(Mode::empty());
         for name in ["file", "mine", "secret", "acl", "many"] {
@@ -311,7 +309,6 @@ impl Script {
         }
     }
 
-    /// Uses each class of attributes of xattr(7) as root, as the owner, and as another user.
     fn namespaces(&self) {
         let mine = self.at("mine");
         for user in [0, OWNER, OTHER] {
@@ -360,7 +357,6 @@ impl Script {
         }
     }
 
-    /// Shows that only the owner of a sticky directory may set user attributes of that directory.
     fn sticky_directories(&self) {
         for (dir, owner) in [("sticky", 0), ("open-sticky", OWNER)] {
             for user in [0, OWNER, OTHER] {
@@ -375,7 +371,6 @@ impl Script {
         }
     }
 
-    /// Sets and reads the two ACLs as attributes.
     fn acls(&self) {
         let (file, dir) = (self.at("acl"), self.at("dir"));
         let (access, default) = ("system.posix_acl_access", "system.posix_acl_default");
@@ -432,7 +427,6 @@ impl Script {
         show("get of a link", lgetxattr(&link, access, &mut value[..]), &value);
     }
 
-    /// Sets many attributes and changes the lengths of their values.
     fn many(&self) {
         let many = self.at("many");
         become_user(OTHER);
@@ -495,7 +489,6 @@ fn mode(path: &Path) {
     println!("mode {mode:o}");
 }
 
-/// Prints a value, or only its length if it does not fit into `buffer`.
 fn show(what: &str, result: Result<usize, Errno>, buffer: &[u8]) {
     match result {
         Err(errno) => println!("{what}: {}", name_of(errno)),

@@ -54,7 +54,6 @@ struct Load {
     bytes: usize,
 }
 
-/// A file system with the files of all threads.
 struct Bench {
     fs: Tmpfs,
     files: Vec<Vec<u64>>,
@@ -73,8 +72,6 @@ impl Bench {
         Bench { fs, files, values: (0..load.values).map(value).collect() }
     }
 
-    /// Starts threads that each set `sets` attributes. Returns the time per attribute in
-    /// nanoseconds.
     fn round(&self, round: usize, sets: usize) -> f64 {
         let start = Instant::now();
         thread::scope(|scope| {
@@ -176,7 +173,6 @@ fn tmpfs(is_on: bool) -> Tmpfs {
     Tmpfs::new(TmpfsOptions::default().with_share_xattrs(is_on))
 }
 
-/// Makes files for a thread and returns their inode numbers.
 fn make_files(fs: &Tmpfs, thread: usize, count: usize) -> Vec<u64> {
     let root = Node::detached(fs.root().expect("there is one").ino, FileKind::Directory);
     let make = |nth| {
@@ -198,7 +194,6 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// A linear congruential generator.
 struct Random(u64);
 
 impl Random {

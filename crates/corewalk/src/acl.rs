@@ -53,9 +53,7 @@ pub const XATTR_DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// The only version of the stored form (`POSIX_ACL_XATTR_VERSION`).
 const VERSION: u32 = 2;
-/// Bytes before the first entry of the stored form.
 const HEADER_BYTES: usize = 4;
-/// Bytes of an entry of the stored form.
 const ENTRY_BYTES: usize = 8;
 
 /// A valid ACL; see the module documentation.
@@ -257,13 +255,10 @@ impl Acl {
         false
     }
 
-    /// Returns the permission of the one entry of `tag`.
     fn perm_of(&self, tag: Tag) -> Option<u8> {
         self.entries.iter().find(|e| e.tag == tag).map(|e| e.perm)
     }
 
-    /// Returns the tag of the entry that the mode's group bits mirror: the mask, or the owning
-    /// group if there is none.
     fn group_class(&self) -> Tag {
         self.perm_of(Tag::Mask).map_or(Tag::GroupObj, |_| Tag::Mask)
     }
@@ -290,8 +285,6 @@ impl Entry {
         Entry { tag, perm, id: if tag.has_id() { id } else { Entry::NO_ID } }
     }
 
-    /// Decodes one entry of a `system.posix_acl_*` attribute. `EINVAL` for an unknown tag or
-    /// permission.
     fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Result<Entry, Errno> {
         let [tag_low, tag_high, perm_low, perm_high, id @ ..] = *bytes;
         let tag = Tag::from_number(u16::from_le_bytes([tag_low, tag_high])).ok_or(Errno::INVAL)?;
@@ -326,16 +319,12 @@ impl Tag {
         matches!(self, Tag::User | Tag::Group)
     }
 
-    /// Returns the tag with the number `number`.
     fn from_number(number: u16) -> Option<Tag> {
         let all = [Tag::UserObj, Tag::User, Tag::GroupObj, Tag::Group, Tag::Mask, Tag::Other];
         all.into_iter().find(|&tag| tag as u16 == number)
     }
 }
 
-/// Returns how far the mode's permission bits for `tag` are shifted: 6 for the owner, 3 for the
-/// group, 0 for others. Returns None if the mode has no bits for `tag`. `group` is the tag to which
-/// the mode's group bits belong: the mask if the ACL has one, otherwise the owning group.
 fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     match tag {
         Tag::UserObj => Some(6),
@@ -345,8 +334,6 @@ fn class_shift(tag: Tag, group: Tag) -> Option<u32> {
     }
 }
 
-/// Checks that sorted entries are a valid ACL (invariants A.1 and A.2 of the module). `EINVAL` if
-/// they are not.
 fn check_valid(entries: &[Entry]) -> Result<(), Errno> {
     let count = |tag| entries.iter().filter(|e| e.tag == tag).count();
     let has_required = [Tag::UserObj, Tag::GroupObj, Tag::Other].into_iter().all(|t| count(t) == 1);

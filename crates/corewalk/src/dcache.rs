@@ -59,16 +59,13 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the dentry cache: the namespace. The cache tells its owner which inodes it has
-/// dropped. When memory is short, it asks the owner to drop references on inodes.
+/// The owner of the dentry cache: the namespace.
 pub(crate) trait Host: Send + Sync {
-    /// Tells the owner that the cache has dropped an inode, whose slot is free once this method
-    /// returns.
+    /// Called when the cache drops an inode. The inode's slot is reused after this method returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
-    /// Asks the owner to drop its references on the inode of `name` in the directory `parent` (an
-    /// inode number). The cache is over its memory budget, and these references keep it from
-    /// evicting the name.
+    /// The cache is over its memory budget, so it asks the owner to drop its references on the
+    /// inode of `name`. These references keep the cache from evicting the name.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
@@ -78,13 +75,10 @@ pub(crate) struct Dcache {
     pub(crate) keys: HashKeys,
     pub(crate) dentries: Dentries,
     pub(crate) inodes: Inodes,
-    /// The index of the dentries by name.
     table: Table<OfDentry>,
     /// The in-lookup locks of names. A thread must hold a name's lock to add a dentry under that
     /// name, or to move one to it. Analogous to Linux's `in_lookup_hashtable`.
     pub(crate) in_lookup: KeyLocks,
-    /// The counts of directory listings in progress, and of the name changes during them. They tell
-    /// a listing that a name has changed since it was read.
     pub(crate) listings: Listings,
     /// A lock on the parents of all directories. A thread that moves a directory holds the lock for
     /// writing. A thread that holds it shared keeps all directories in place. Analogous to Linux's
@@ -110,7 +104,6 @@ pub(crate) struct Counters {
     pub(crate) fallbacks: ShardedCounter,
 }
 
-/// A directory, with the key of its children at one instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Directory {
     pub(crate) slot: DentrySlot,
@@ -120,16 +113,12 @@ pub(crate) struct Directory {
     pub(crate) flags: Flags,
 }
 
-/// The directory of a component that is looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupParent {
-    /// The directory's number, a part of its children's hashes.
     pub(crate) id: u64,
-    /// The current key of its children.
     pub(crate) key: ParentKey,
 }
 
-/// A dentry that was found under a name.
 pub(crate) struct Child<'a> {
     pub(crate) slot: DentrySlot,
     pub(crate) seen: Snapshot,
@@ -157,23 +146,17 @@ impl Dcache {
         })
     }
 
-    // Lookup.
-
-    /// Returns the lookup key of `name`.
     #[inline]
     pub(crate) fn lookup_key<'a>(&self, name: Name<'a>) -> LookupKey<'a> {
         LookupKey::new(name, &self.keys)
     }
 
-    /// Returns the current parent key of a directory's children: the directory's slot and its child
-    /// generation. The caller holds a reference on the directory's dentry.
+    /// The caller holds a reference on the directory's dentry.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
     }
 
-    /// Returns the directory whose dentry is in `slot`. Returns None if that slot holds no dentry
-    /// of a directory.
     pub(crate) fn directory(&self, slot: DentrySlot) -> Option<Directory> {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -201,9 +184,8 @@ impl Dcache {
         })
     }
 
-    /// Looks up a path component like [`Dcache::find`], but only plain dentries (neither symbolic
-    /// links nor mount points). Returns the dentry's slot, and a snapshot: the dentry's first words
-    /// and their sequence. The caller validates the snapshot.
+    /// Like [`Dcache::find`], but finds neither symbolic links nor mount points. The caller
+    /// validates the returned snapshot.
     pub(crate) fn find_plain(
         &self,
         parent: LookupParent,
@@ -221,10 +203,8 @@ impl Dcache {
         })
     }
 
-    /// Like [`Dcache::find_plain`], but compares only the first dentry in the bucket that has the
-    /// name's tag (16 bits of the hash). The dentry must also have the flags in `needed`. Calls
-    /// `before` with the dentry's slot before it reads the dentry, so that the caller can prefetch
-    /// other cache lines.
+    /// Compares only the first dentry whose entry in the hash table matches the name's hash. Calls
+    /// `before` with the dentry's slot before it reads the dentry, so that the caller can prefetch.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -244,7 +224,6 @@ impl Dcache {
         line.plain(parent.key, &lookup_key).map(|seen| Child { slot, seen, line })
     }
 
-    /// Returns the size of the index, for [`Dcache::find_at_once`].
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
         self.table.extent()
@@ -262,22 +241,18 @@ impl Dcache {
             .find(|slot| self.dentries.compare(slot, key, lookup_key).map(|seen| (slot, seen)))
     }
 
-    /// Returns the inode called `name` in the directory with the inode number `ino`, in the
-    /// namespace's root file system. Takes a reference on the inode.
+    /// Returns the inode called `name` in the directory with the inode number `ino` of the root
+    /// file system. Takes a reference on the inode.
     ///
-    /// The caller need not look the directory up: the function finds the child by its hash, and
-    /// checks that its parent has the number `ino`. Returns None if the name is not cached, is
-    /// negative, or changes during the call, or if its inode has too many references. The caller
+    /// Returns None if the name is not cached, is negative, or changes during the call. The caller
     /// then looks up the directory and the name.
     ///
-    /// The answer is right at the instant at which the function loads the child generation of the
-    /// parent. Each invalidation of the parent increments that counter. The function reads the
-    /// child's dentry before this instant, and validates it afterwards.
+    /// The answer is right at the instant at which this function loads the parent's count of
+    /// invalidations. The function reads the child's dentry before this instant, and validates it
+    /// afterwards.
     ///
-    /// `get_by_ino` compares only one dentry: that of the first entry in the bucket's first cache
-    /// line that has the name's tag (16 bits of its hash). It has so few instructions that the
-    /// processor overlaps several lookups. `get_by_ino_slow` handles long names and further
-    /// entries.
+    /// Compares only the first dentry whose entry in the hash table matches the name's hash. The
+    /// function has so few instructions that the processor overlaps several lookups.
     pub(crate) fn get_by_ino(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         if name.len() <= INLINE_MAX {
             let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -294,8 +269,6 @@ impl Dcache {
         self.get_by_ino_slow(ino, name)
     }
 
-    /// Like [`Dcache::get_by_ino`], but compares the dentries of all entries with the name's tag
-    /// (16 bits of its hash).
     #[inline(never)]
     fn get_by_ino_slow(&self, ino: u64, name: &[u8]) -> Option<InodeSlot> {
         let lookup_key = LookupKey::new(Name::unchecked(name), &self.keys);
@@ -311,8 +284,6 @@ impl Dcache {
         self.get_child(&dentry, seen)
     }
 
-    /// Takes a reference on the inode of `dentry` for [`Dcache::get_by_ino`]. `seen` is the
-    /// snapshot from which the caller has read the dentry.
     #[inline(always)]
     fn get_child(&self, dentry: &Line<'_>, seen: Snapshot) -> Option<InodeSlot> {
         let inode = seen.body.inode();
@@ -335,13 +306,9 @@ impl Dcache {
         None
     }
 
-    /// Returns true if `key` is the current parent key of the directory with the inode number `ino`
-    /// in the root file system.
-    ///
-    /// `key` was read from a child's dentry, which the caller validates afterwards. If the dentry
-    /// has not changed by then, the result was right when this function loaded the child
-    /// generation. At that time the child held a reference on its parent, whose inode number could
-    /// not change (invariants D.3 and D.4 of `dentry`).
+    /// `key` comes from a child's dentry, which the caller validates afterwards. A valid child held
+    /// a reference on its parent during this function. So the parent's inode number could not
+    /// change (invariants D.3 and D.4 of `dentry`).
     ///
     /// A removal of the directory changes the child generation, too.
     #[inline]
@@ -350,8 +317,8 @@ impl Dcache {
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// Returns the key of the in-lookup lock of a name. It does not contain the child generation of
-    /// the directory, so the lock stays the same after an invalidation.
+    /// The key does not contain the directory's count of invalidations, so a name keeps its lock
+    /// after an invalidation.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }
@@ -361,8 +328,6 @@ impl Dcache {
         name_hash.child(self.dentries.directory_id(parent)) as u32
     }
 
-    /// Returns the hash under which the table lists a dentry with the content `image`. The caller
-    /// has locked the dentry, or no other thread can find it.
     fn hash_of(&self, slot: DentrySlot, image: &Image) -> u32 {
         let mut copy = NameCopy::new();
         self.dentries.copy_name(slot, image.body, &mut copy);
@@ -370,10 +335,6 @@ impl Dcache {
         self.hash(image.key.parent(), self.lookup_key(name).hash)
     }
 
-    // References.
-
-    /// Takes a reference on a dentry. Returns false if the dentry has changed since its sequence
-    /// was `seq`.
     pub(crate) fn get(&self, slot: DentrySlot, seq: Seq) -> bool {
         if !self.dentries.lockref(slot).get_not_dead() {
             return false;
@@ -386,8 +347,6 @@ impl Dcache {
         false
     }
 
-    /// Takes a reference on the inode of the dentry in `slot`. Returns false if the dentry has
-    /// changed since its sequence was `seq`.
     #[inline]
     pub(crate) fn get_inode(&self, slot: DentrySlot, seq: Seq, inode: InodeSlot) -> bool {
         if !self.inodes.lockref(inode).get_not_dead() {
@@ -400,9 +359,7 @@ impl Dcache {
         false
     }
 
-    /// Drops a reference on a dentry. The last reference on an unhashed dentry frees it, which
-    /// drops its reference on its parent. The function walks up the parents in a loop, because a
-    /// recursion in a deep tree would overflow the stack.
+    /// Walks up the parents in a loop, because a recursion in a deep tree would overflow the stack.
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {
@@ -422,8 +379,6 @@ impl Dcache {
         }
     }
 
-    /// Drops `n` references on an inode. If they were the last references, tells the cache's owner
-    /// that the cache has dropped the inode.
     pub(crate) fn put_inode(&self, inode: InodeSlot, n: u64) {
         if self.inodes.put(inode, n) {
             let (superblock, ino) = (self.inodes.superblock(inode), self.inodes.ino(inode));
@@ -433,8 +388,6 @@ impl Dcache {
         }
     }
 
-    /// Returns a dentry of a directory inode, with a reference on the dentry. Returns None if the
-    /// inode has no dentry.
     pub(crate) fn get_directory(&self, inode: InodeSlot) -> Option<Directory> {
         loop {
             let slot = self.inodes.alias(inode);
@@ -450,8 +403,6 @@ impl Dcache {
         }
     }
 
-    /// Returns a dentry of an inode, with a reference on the dentry. Returns None if the inode has
-    /// no dentry.
     pub(crate) fn get_alias(&self, inode: InodeSlot) -> Option<DentrySlot> {
         loop {
             let slot = self.inodes.alias(inode);
@@ -467,8 +418,7 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of a dentry's parent, and the dentry's sequence at the time when the parent
-    /// was read. The root is its own parent.
+    /// The root is its own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -478,7 +428,6 @@ impl Dcache {
         }
     }
 
-    /// Returns the slot of a dentry's parent and the dentry's name, both of the same instant.
     pub(crate) fn name_of(&self, slot: DentrySlot) -> (DentrySlot, NameCopy) {
         let mut copy = NameCopy::new();
         loop {
@@ -490,8 +439,7 @@ impl Dcache {
         }
     }
 
-    /// Returns true if the dentry in `slot` is `ancestor` or below it. The caller holds the lock
-    /// `topology`, so no directory moves.
+    /// The caller holds the lock `topology`, so no directory moves.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {
@@ -506,9 +454,6 @@ impl Dcache {
         }
     }
 
-    // Statistics.
-
-    /// Returns the memory that the cache uses, in bytes: dentries, inodes, names and hash tables.
     pub(crate) fn bytes(&self) -> u64 {
         self.dentries.bytes(inode::WORDS) + self.inodes.table_bytes() + self.table.bytes()
     }
@@ -527,17 +472,14 @@ impl Drop for EndOfInode<'_> {
     }
 }
 
-/// Returns `ENOMEM` if an arena has no slot left.
 pub(crate) fn full<T>(slot: Option<T>) -> Result<T, Errno> {
     slot.ok_or(Errno::NOMEM)
 }
 
-/// Returns `body` without [`Flags::HASHED`] and without an inode.
 fn unhashed(body: Body) -> Body {
     body.with_flags(body.flags() - Flags::HASHED).with_inode(InodeSlot::NONE)
 }
 
-/// Returns true if a directory is in the tree: it has a name, or is a root.
 pub(crate) fn is_attached(flags: Flags) -> bool {
     flags.intersects(Flags::HASHED | Flags::ROOT)
 }

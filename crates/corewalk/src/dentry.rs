@@ -59,18 +59,11 @@ pub(crate) use parent_key::ParentKey;
 /// Number of name words in the dentry itself: 40 bytes, or 24 bytes for a directory. Loom models
 /// use fewer, for fewer steps.
 pub(crate) const INLINE_WORDS: usize = if cfg!(corewalk_loom) { 3 } else { 5 };
-/// The length in bytes up to which a name fits in the dentry itself.
 pub(crate) const INLINE_MAX: usize = 8 * INLINE_WORDS;
-/// Number of words at the end of a directory's dentry for its inode number and child generation.
-/// Other dentries have a part of the name there.
 const DIRECTORY_WORDS: usize = 2;
-/// Name words that fit in the dentry of a directory.
 pub(crate) const DIRECTORY_ROOM: usize = INLINE_WORDS - DIRECTORY_WORDS;
-/// Words of a dentry.
 pub(crate) const WORDS: usize = 3 + INLINE_WORDS;
-/// Pairs of words from the body to the end.
 const PAIRS: usize = (WORDS - 2) / 2;
-/// Words of a cold record.
 const COLD_WORDS: usize = 2;
 /// Words in a slot for the rest of a long name, for three size classes. Of 100,000 names below
 /// /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the second
@@ -81,13 +74,11 @@ const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace, with their dentries and long names. A slot has two halves, one for a
-/// dentry and one for an inode. The slot's cold record, which path walks do not read, has the
-/// reference count and tells which halves are in use.
+/// dentry and one for an inode.
 pub(crate) struct Dentries {
     /// Words 1 to 7 of a dentry are protected by its lock (invariant D.1), which is in `cold`.
     /// Readers take no lock: they validate with the sequence in word 0.
     hot: SlotArena<WORDS>,
-    /// The lockref and the cold word of each slot.
     cold: SlotArena<COLD_WORDS>,
     small: SlotArena<{ LONG_WORDS[0] }>,
     middle: SlotArena<{ LONG_WORDS[1] }>,
@@ -96,8 +87,8 @@ pub(crate) struct Dentries {
     count: ShardedCounter,
 }
 
-/// A copy of the words of a dentry that change together: parent key (its directory), body word and
-/// name words. A writer builds the copy first, and stores it in a short write section.
+/// A copy of the words of a dentry that change together. A writer builds the copy first, and stores
+/// it in a short write section.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) key: ParentKey,
@@ -106,12 +97,10 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Returns the word that refers to the slot of a long name. Returns 0 if the name is short.
     fn long(&self) -> u64 {
         if self.body.flags().contains(Flags::LONG) { self.words[long_at(self.body)] } else { 0 }
     }
 
-    /// Returns the words of a directory; zeroes for other files.
     pub(crate) fn directory_words(&self) -> DirectoryWords {
         if !self.body.is_directory() {
             return DirectoryWords::default();
@@ -120,23 +109,21 @@ impl Image {
         DirectoryWords { ino, child_generation }
     }
 
-    /// Returns the child generation of a directory.
     pub(crate) fn child_generation(&self) -> u64 {
         debug_assert!(self.body.is_directory());
         self.directory_words().child_generation
     }
 }
 
-/// The inode number and the child generation of a directory: the last two words of its dentry.
-/// Other dentries have a part of the name there.
+/// The last two words of a directory's dentry, where other dentries have a part of the name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectoryWords {
     pub(crate) ino: u64,
     pub(crate) child_generation: u64,
 }
 
-/// A snapshot of a dentry: its parent key and its body word (inode, name length, flags), with the
-/// sequence at which they were read.
+/// A snapshot of a dentry: its parent key (its directory) and its body word (inode, name length,
+/// flags). The words are valid if the dentry's sequence is still the one in the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Snapshot {
     pub(crate) seq: Seq,
@@ -156,20 +143,16 @@ impl Dentries {
         })
     }
 
-    // Reading.
-
     #[inline]
     fn words(&self, slot: DentrySlot) -> &[AtomicU64; WORDS] {
         self.hot.get(slot.get())
     }
 
-    /// Returns the cache line of a dentry, for a reader that loads several of its words.
     #[inline]
     pub(crate) fn line(&self, slot: DentrySlot) -> Line<'_> {
         Line(self.words(slot))
     }
 
-    /// Prefetches the line of a slot.
     #[inline]
     pub(crate) fn prefetch(&self, slot: DentrySlot) {
         self.hot.prefetch(slot.get());
@@ -180,8 +163,7 @@ impl Dentries {
         SeqCount::from_word(&self.words(slot)[0])
     }
 
-    /// Returns a snapshot of the dentry in `slot`, read at an even sequence. The caller validates
-    /// it with [`Dentries::is_unchanged`].
+    /// The caller validates the snapshot with [`Dentries::is_unchanged`].
     #[inline]
     pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
         let words = self.words(slot);
@@ -193,8 +175,7 @@ impl Dentries {
         Snapshot { seq, key, body }
     }
 
-    /// Returns the sequence of a dentry once it is even. While a slow writer keeps it odd, the
-    /// reader sleeps on the dentry's lock.
+    /// While a slow writer keeps the sequence odd, the reader sleeps on the dentry's lock.
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -226,16 +207,14 @@ impl Dentries {
         !self.seq(slot).read_retry(seq.0)
     }
 
-    /// Returns zero if no write section of the dentry has begun since its sequence was `seq`, an
-    /// even number. To validate several dentries with one branch, a reader calls
-    /// [`SeqCount::end_of_reads`] once and combines the results of this function.
+    /// Returns zero if no write section of the dentry has begun since `seq`. To validate several
+    /// dentries with one branch, a reader calls [`SeqCount::end_of_reads`] once and combines the
+    /// results.
     #[inline(always)]
     pub(crate) fn difference(&self, slot: DentrySlot, seq: Seq) -> u64 {
         self.seq(slot).difference(seq.0)
     }
 
-    /// Returns a snapshot of the dentry in `slot` if it has the name `lookup_key` and the parent
-    /// key `key`. If the dentry changes during the comparison, compares again.
     #[inline]
     pub(crate) fn compare(
         &self,
@@ -252,7 +231,6 @@ impl Dentries {
         }
     }
 
-    /// Like [`Line::is_named`], for a name with words in a long slot.
     #[inline(never)]
     fn is_named_at_length(&self, line: &Line<'_>, body: Body, name: &[u8]) -> bool {
         let (words, inline) = (line.0, long_at(body));
@@ -300,7 +278,7 @@ impl Dentries {
         }
     }
 
-    /// Copies the name of a dentry into `out`. The caller validates the copy.
+    /// The caller validates the copy.
     pub(crate) fn copy_name(&self, slot: DentrySlot, body: Body, out: &mut NameCopy) {
         let words = self.words(slot);
         out.len = body.len();
@@ -328,34 +306,31 @@ impl Dentries {
         }
     }
 
-    /// Returns the child generation of the directory in `slot` (a counter of the directory's
-    /// invalidations). The caller validates the dentry.
+    /// The caller validates the result, unlike that of [`Dentries::child_generation_now`].
     #[inline]
     pub(crate) fn child_generation(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
-    /// Returns the current child generation of the directory in `slot` (a counter of the
-    /// directory's invalidations). A single word cannot be torn, so it needs no validation. Later
-    /// loads of the caller happen after this load.
+    /// A single word cannot be torn, so it needs no validation. Later loads of the caller happen
+    /// after this load.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
-        // ORDERING: Acquire. Pairs with the release fence of the write section that stored this
-        // generation. An invalidation increments it after a change of the back end. So a thread
-        // that sees the new generation gets that change from the back end.
+        // ORDERING: Acquire. `Dcache::invalidate_directory` stores a new generation after a release
+        // fence. A thread that sees it must also see the change of the back end before it. With
+        // Relaxed, the thread could cache an old answer.
         self.words(slot)[WORDS - 1].load(Ordering::Acquire)
     }
 
-    /// Returns the inode number and the child generation (count of invalidations) of the directory
-    /// in `slot`. The caller validates them.
+    /// The caller validates the words.
     #[inline]
     pub(crate) fn directory_words(&self, slot: DentrySlot) -> DirectoryWords {
         self.line(slot).directory_words()
     }
 
-    /// Returns a number for a directory, which is mixed into the hashes of its children's names.
-    /// The number does not change while the directory's dentry lives (invariant D.3).
+    /// The number is mixed into the hashes of the children's names. It does not change while the
+    /// directory's dentry lives (invariant D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -365,8 +340,7 @@ impl Dentries {
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
     }
 
-    /// Returns the content of the dentry in `slot`. The caller has locked the dentry, or no other
-    /// thread can find it.
+    /// The caller has locked the dentry, or no other thread can find it.
     pub(crate) fn image(&self, slot: DentrySlot) -> Image {
         let words = self.words(slot);
         // ORDERING: Relaxed. The caller's lock excludes changes of these words.
@@ -378,8 +352,6 @@ impl Dentries {
         }
     }
 
-    // The cold record.
-
     #[inline]
     pub(crate) fn lockref(&self, slot: DentrySlot) -> &Lockref {
         Lockref::from_word(&self.cold.get(slot.get())[0])
@@ -390,18 +362,12 @@ impl Dentries {
         self.cold_of(slot.get())
     }
 
-    /// Returns the cold word of a slot, which path walks do not read. It has the slot's generation,
-    /// the referenced bit, a bit for each half in use, and the slot of the inode's next dentry.
     #[inline]
     fn cold_of(&self, slot: u32) -> Cold<'_> {
         Cold::of(&self.cold.get(slot)[1])
     }
 
-    // Writing.
-
-    /// Allocates a dentry. Prefers the slot of its inode `beside`, on which the caller holds a
-    /// reference. If that slot has a dentry already, or if `beside` is none, allocates a new slot
-    /// of `group`. Returns None if no slot is left.
+    /// Prefers the slot of the inode `beside`, on which the caller holds a reference.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -411,18 +377,15 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// Frees the dentry half of a slot, whose other half may still hold an inode. The next dentry
-    /// in the slot continues with the sequence of this one, so readers of this one notice the
-    /// reuse.
+    /// The other half of the slot may still hold an inode. The next dentry in the slot continues
+    /// with the sequence of the freed dentry, so readers notice the reuse.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Allocates an inode. Prefers the slot of its dentry `beside`, on which the caller holds a
-    /// reference. If that slot has an inode already, or if `beside` is none, allocates a new slot
-    /// of `group`. A directory ([`Group::Few`]) gets a new slot if possible, so that directories
-    /// are close together.
+    /// Prefers the slot of the dentry `beside`, on which the caller holds a reference. A directory
+    /// gets a new slot if possible, so that directories are close together.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -432,14 +395,11 @@ impl Dentries {
         slot.map(InodeSlot::new)
     }
 
-    /// Frees the inode half of a slot.
     pub(crate) fn free_inode(&self, slot: InodeSlot) {
         self.free_half(Half::Inode, slot.get());
     }
 
-    /// Allocates one of the two halves of a slot, for a dentry or for an inode: in the slot
-    /// `beside` if that half is free there, otherwise in a new slot of `group`. `beside` is 0 for
-    /// no preference.
+    /// `beside` is the preferred slot, or 0.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
         // The caller keeps the other half of the slot `beside` in use, so this slot is not freed
         // during the call.
@@ -459,9 +419,8 @@ impl Dentries {
         }
     }
 
-    /// Builds the content of a dentry called `name`. If the name is long, allocates a slot for the
-    /// rest of it. If `inode` is `InodeSlot::NONE`, the dentry is negative. The caller stores the
-    /// content or passes it to [`Dentries::drop_image`]. Returns None if no slot is left.
+    /// Builds the content of a dentry, and allocates a slot for the rest of a long name. The caller
+    /// stores the content or passes it to [`Dentries::drop_image`].
     pub(crate) fn new_image(
         &self,
         key: ParentKey,
@@ -486,8 +445,7 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// Stores `image` as the content of a dentry, inside its write section (invariant D.1). Returns
-    /// the previous content.
+    /// The caller is inside the dentry's write section (invariant D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
@@ -502,29 +460,22 @@ impl Dentries {
         before
     }
 
-    /// Stores a new parent key (its directory) in a dentry. The caller is inside the dentry's write
-    /// section.
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
-    /// Stores a new body word (inode, name length, flags) in a dentry. The caller is inside the
-    /// dentry's write section.
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
     }
 
-    /// Stores a new child generation (count of invalidations) in a directory's dentry. The caller
-    /// is inside the dentry's write section.
     pub(crate) fn store_child_generation(&self, slot: DentrySlot, child_generation: u64) {
         // ORDERING: Relaxed. Data of a sequence section.
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// Frees the slot of the long name of `image`, if it has one. The caller has replaced `image`,
-    /// so no dentry refers to that slot any more.
+    /// The caller has replaced `image`, so no dentry refers to that slot any more.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -536,8 +487,6 @@ impl Dentries {
         }
     }
 
-    /// Stores the bytes of `name` from `start` on in a new slot for long names. Returns the word
-    /// with which a dentry refers to that slot, or None if no slot is left.
     fn store_long(&self, name: &[u8], start: usize) -> Option<u64> {
         let wanted = words_of(name.len() - start);
         let size = LONG_WORDS.iter().position(|&words| wanted <= words)?;
@@ -548,10 +497,10 @@ impl Dentries {
         }?;
         let reference = ((size as u64) << LONG_SIZE_SHIFT) | u64::from(slot);
         let words = self.rest_of(reference);
-        // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. The slot
-        // may have held the name of another dentry, whose sequence changed before the slot was
-        // freed. A reader of that name that sees a word stored below also sees the changed
-        // sequence.
+        // ORDERING: Release fence. The slot may have held the name of another dentry, whose
+        // sequence changed before the slot was freed. A reader of that name that sees a word stored
+        // below also sees the changed sequence in `SeqCount::read_retry`. Without the fence, the
+        // reader could accept a mixed name.
         fence(Ordering::Release);
         for (i, word) in words[..wanted.max(LONG_WORDS[0])].iter().enumerate() {
             // ORDERING: Relaxed. The words become visible to readers through the dentry that will
@@ -561,8 +510,6 @@ impl Dentries {
         Some(reference)
     }
 
-    /// Returns the memory of the slots in use and of their long names, in bytes. `inode_words` is
-    /// the number of words that a slot has for an inode, besides the words for a dentry.
     pub(crate) fn bytes(&self, inode_words: usize) -> u64 {
         8 * (self.hot.in_use() * (WORDS + COLD_WORDS + inode_words) as u64
             + self.small.in_use() * LONG_WORDS[0] as u64
@@ -570,18 +517,15 @@ impl Dentries {
             + self.large.in_use() * LONG_WORDS[2] as u64)
     }
 
-    /// Returns the number of dentries.
     pub(crate) fn in_use(&self) -> u64 {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns one more than the highest slot ever allocated.
     pub(crate) fn slots_touched(&self) -> u32 {
         self.hot.len_touched()
     }
 }
 
-/// The line of a dentry.
 pub(crate) struct Line<'a>(&'a [AtomicU64; WORDS]);
 
 impl Line<'_> {
@@ -602,7 +546,6 @@ impl Line<'_> {
         Seq(SeqCount::from_word(&self.0[0]).raw_begin())
     }
 
-    /// Returns the key. The caller validates it with the sequence.
     #[inline]
     pub(crate) fn key(&self) -> ParentKey {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -614,8 +557,7 @@ impl Line<'_> {
         !SeqCount::from_word(&self.0[0]).read_retry(seq.0)
     }
 
-    /// Returns true if the dentry is hashed and has the name `lookup_key`. The dentry may change
-    /// meanwhile, so the caller validates it.
+    /// The dentry may change meanwhile, so the caller validates it.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -629,14 +571,12 @@ impl Line<'_> {
             return true;
         }
         // The comparison above finds only a name that is stored in the dentry itself. Otherwise the
-        // rest of the name is in another slot, so compare it there. (A directory's dentry has room
-        // for fewer bytes of its name than others.)
+        // rest of the name is in another slot, so compare it there.
         let len = lookup_key.name.as_bytes().len();
         let is_long = seen.body.flags().contains(LONG_NAMED) && seen.body.len() == len;
         is_long && dentries.is_named_at_length(self, seen.body, lookup_key.name.as_bytes())
     }
 
-    /// Like [`Line::is_named`], for a name of at most [`INLINE_MAX`] bytes.
     #[inline(always)]
     pub(crate) fn is_named_inline(&self, lookup_key: &LookupKey<'_>) -> bool {
         let (pairs, _) = self.0.as_chunks::<2>();
@@ -650,8 +590,6 @@ impl Line<'_> {
         difference.is_zero()
     }
 
-    /// Returns a snapshot of the dentry if it has the name `lookup_key` and the parent key `key`,
-    /// and is neither a symbolic link nor a mount point. The caller validates the snapshot.
     #[inline(always)]
     pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = self.seq();
@@ -668,15 +606,13 @@ impl Line<'_> {
         is_it.then_some(Snapshot { seq, key, body })
     }
 
-    /// Returns the name words of a dentry. In a directory's dentry, the last two are the inode
-    /// number and the child generation.
+    /// The last two words of a directory's dentry are its inode number and its child generation.
     #[inline]
     pub(crate) fn name_words(&self) -> [u64; INLINE_WORDS] {
         // ORDERING: Relaxed. Data of a sequence section.
         std::array::from_fn(|i| self.0[3 + i].load(Ordering::Relaxed))
     }
 
-    /// Returns the words of a directory.
     #[inline]
     pub(crate) fn directory_words(&self) -> DirectoryWords {
         // ORDERING: Relaxed. Data of a sequence section.
@@ -687,7 +623,6 @@ impl Line<'_> {
     }
 }
 
-/// A buffer for one copied name.
 pub(crate) struct NameCopy {
     bytes: [u8; 8 * (INLINE_WORDS + LONG_WORDS[2])],
     len: usize,
@@ -703,8 +638,8 @@ impl NameCopy {
     }
 }
 
-/// Returns the group of slots for a file's dentry and inode. Directories have a group, and so
-/// memory pages, of their own: they are few, and every path walk reads some.
+/// Directories have a group, and so memory pages, of their own. They are few, and every path walk
+/// reads some.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,
@@ -712,7 +647,6 @@ pub(crate) fn group_of(kind: FileKind) -> Group {
     }
 }
 
-/// Returns the flags of a kind of file.
 pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     match kind {
         FileKind::Directory => Flags::DIRECTORY,
@@ -721,12 +655,10 @@ pub(crate) fn kind_flags(kind: FileKind) -> Flags {
     }
 }
 
-/// Returns the index of the name word that refers to a slot for long names: the last name word.
 fn long_at(body: Body) -> usize {
     INLINE_WORDS - 1 - if body.is_directory() { DIRECTORY_WORDS } else { 0 }
 }
 
-/// Returns a number for a directory, which is part of the hashes of the names in it.
 #[inline]
 pub(crate) fn directory_id(superblock: u32, ino: u64) -> u64 {
     ino.wrapping_add(u64::from(superblock) << 48)
@@ -741,7 +673,6 @@ mod tests {
     use crate::hash::HashKeys;
     use crate::name::Name;
 
-    /// For each length of a name, a dentry must match the stored name and no other.
     #[test]
     fn dentry_has_its_name_and_no_other() {
         let dentries = Dentries::new(4).unwrap();

@@ -29,16 +29,15 @@ use crate::read_set::STEPS;
 use crate::slot::{DentrySlot, InodeSlot};
 pub(crate) use path_buffer::PathBuffer;
 
-/// Passes without a lock.
 const OPTIMISTIC_PASSES: u32 = 4;
-/// A translation into a buffer of the caller must not allocate memory. A path with more than
-/// `STEPS` names gets a larger read set on the stack, for `DEEP` names.
+/// A translation into a caller's buffer must not allocate memory. So a path with more than `STEPS`
+/// names uses a larger read set on the stack, for `DEEP` names.
 const DEEP: usize = 1024;
 
 /// Names of an inode that are translated besides the first.
 const OTHER_PATHS_MAX: usize = 8;
 
-/// The kind of a translated path: where it starts and whether its names exist.
+/// Tells where a translated path starts, and whether all of its names still exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     /// The path leads from the root to the dentry, and every name on it exists.
@@ -52,14 +51,11 @@ pub enum PathKind {
     Unreachable,
 }
 
-/// The route of a translation.
 #[derive(Clone, Copy)]
 pub(crate) enum Route<'m> {
-    /// From the dentry to the root of its file system.
     Names(DentrySlot),
-    /// The route across mount points. It begins at the mount and the dentry in the first field. It
-    /// ends at the root in the second field, given by its mount's number and its dentry. If that is
-    /// None, the route ends at the root of the namespace.
+    /// A route across mount points, from a mount and a dentry to a root. None stands for the root
+    /// of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -81,8 +77,8 @@ impl Route<'_> {
 }
 
 impl<const N: usize> PathBuffer<'_, N> {
-    /// Collects the names of a path such that all of them existed at one instant. The caller holds
-    /// a reference on the dentry at which `route` begins.
+    /// All collected names existed at one instant. The caller holds a reference on the dentry at
+    /// which `route` begins.
     pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
@@ -106,9 +102,8 @@ impl<const N: usize> PathBuffer<'_, N> {
     }
 }
 
-/// Translates a dentry to its path, at the end of `buf`. Returns the index at which the path
-/// begins, and its kind. All names existed at one instant. The caller holds a reference on the
-/// dentry at which `route` begins. Allocates no memory.
+/// Writes the path to the end of `buf`. Returns the index at which the path begins, and its kind.
+/// All names on it existed at one instant. Allocates no memory.
 ///
 /// # Errors
 /// `ENAMETOOLONG` if the path does not fit.
@@ -126,7 +121,6 @@ pub(crate) fn path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Like [`path_into`], for a path with many names.
 #[cold]
 #[inline(never)]
 fn deep_path_into(
@@ -140,8 +134,7 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode to `out`. The path begins at the root of the inode's file system. The
-/// path of that root itself is `/`.
+/// Appends a path of an inode, from the root of its file system, whose own path is `/`.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -161,8 +154,8 @@ pub(crate) fn append_inode_path(
             return Ok(());
         }
         if dcache.inodes.alias(inode) == alias {
-            // The inode's first alias has no path: for example, its directory was removed. So try
-            // the other aliases.
+            // The first dentry of the inode has no path: for example, its directory was removed. So
+            // try the others.
             let other = other_inode_paths(dcache, inode).into_iter().next();
             out.extend_from_slice(&other.ok_or(Errno::NOENT)?);
             return Ok(());
@@ -170,8 +163,6 @@ pub(crate) fn append_inode_path(
     }
 }
 
-/// Returns the paths of an inode by all its names but the first. [`append_inode_path`] returns the
-/// path by the first name.
 pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8>> {
     let aliases = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
     let mut buffer = PathBuffer::new();
@@ -182,8 +173,6 @@ pub(crate) fn other_inode_paths(dcache: &Dcache, inode: InodeSlot) -> Vec<Vec<u8
     aliases.into_iter().filter_map(path).collect()
 }
 
-/// Collects the names from the dentry `alias` up to the root. Returns false if the dentry does not
-/// refer to `inode`, or if it is not below the root.
 fn collect_alias(
     dcache: &Dcache,
     alias: DentrySlot,
@@ -208,8 +197,7 @@ pub(crate) struct Chain {
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
-/// Returns a path of an inode from the root of its file system, and the inodes on this path. All
-/// names on the path existed at one instant.
+/// All names on the path existed at one instant.
 ///
 /// The caller holds a reference on the inode, and, unless it is a directory, keeps one of its names
 /// in the cache (see [`hold_name`]). No reference on a dentry is taken or dropped.
@@ -221,7 +209,7 @@ pub(crate) fn chain_of_inode(dcache: &Dcache, inode: InodeSlot) -> Result<Chain,
 }
 
 /// Returns an alias of an inode, with a reference that keeps the alias in the cache. The alias is
-/// linked below the root. Returns None if the inode has no such alias.
+/// linked below the root.
 pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot> {
     names_of(dcache, inode, |name| {
         if !dcache.dentries.lockref(name).get_not_dead() {
@@ -235,8 +223,6 @@ pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot>
     })
 }
 
-/// Calls `look` with each dentry of an inode in turn, until `look` returns Some. Returns that
-/// result.
 fn names_of<T>(
     dcache: &Dcache,
     inode: InodeSlot,
@@ -251,16 +237,14 @@ fn names_of<T>(
             return Some(found);
         }
         if dcache.inodes.alias(inode) == first {
-            // The dentry `first` has no path: for example, its directory was removed. So try the
-            // other dentries of the inode.
+            // The first dentry of the inode has no path: for example, its directory was removed. So
+            // try the others.
             let others = dcache.inodes.other_aliases(inode, OTHER_PATHS_MAX, &dcache.dentries);
             return others.into_iter().find_map(look);
         }
     }
 }
 
-/// Returns the path of the dentry `name`, with the inodes on the path. Returns None if the dentry
-/// does not refer to `inode`, or if it is not below the root.
 pub(crate) fn chain_of_name(dcache: &Dcache, name: DentrySlot, inode: InodeSlot) -> Option<Chain> {
     let mut buffer = PathBuffer::new();
     let mut passes = 0;

@@ -520,7 +520,7 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Returns true if open files have files of the host with their content
+    /// Returns true if files of the host contain the content of open files
     /// ([`FileSystem::backing_file`]).
     fn has_backing_files(&self) -> bool {
         false

@@ -17,11 +17,8 @@ use std::hash::BuildHasher;
 
 use crate::name::name_word;
 
-/// The number of words that [`HashKeys::short_name`] hashes at the beginning of a name. Further
-/// steps hash the rest.
 pub(crate) const SHORT_WORDS: usize = 3;
 
-/// The secrets of the hashes of one namespace.
 #[derive(Clone)]
 pub(crate) struct HashKeys {
     names: [u64; 6],
@@ -29,8 +26,6 @@ pub(crate) struct HashKeys {
     inodes: u64,
 }
 
-/// The hash of a name without its directory. It has two words, and a secret of the [`HashKeys`] is
-/// mixed into each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NameHash {
     first: u64,
@@ -38,7 +33,6 @@ pub(crate) struct NameHash {
 }
 
 impl HashKeys {
-    /// Returns keys made from `seed`, or from the system's randomness.
     pub(crate) fn new(seed: Option<u64>) -> HashKeys {
         let seed = seed.unwrap_or_else(|| std::hash::RandomState::new().hash_one(0_u64));
         let start = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
@@ -51,14 +45,12 @@ impl HashKeys {
         }
     }
 
-    /// Returns the hash of a name, without its directory. `words` are the first words of the name.
     /// If the name has at most [`SHORT_WORDS`] words, only the first [`SHORT_WORDS`] elements of
     /// `words` affect the hash.
     #[inline(always)]
     pub(crate) fn name<const N: usize>(&self, name: &[u8], words: &[u64; N]) -> NameHash {
         let [.., k2, k3, _, _] = self.names;
         let short = self.short_name(name.len(), [words[0], words[1], words[2]]);
-        // Models have three words.
         let more = match words.get(3) {
             Some(word) => fold(word ^ k2, words[N - 1] ^ k3),
             None => 0,
@@ -70,8 +62,6 @@ impl HashKeys {
         if name.len() > 8 * N { self.rest::<N>(hash, name) } else { hash }
     }
 
-    /// Returns the same hash of a name as [`HashKeys::name`], for a name of at most [`SHORT_WORDS`]
-    /// words. `len` is the length of the name in bytes.
     #[inline(always)]
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
@@ -83,9 +73,9 @@ impl HashKeys {
         NameHash { first, second: words[2] ^ k5 }
     }
 
-    /// Returns the hash of a long name. `start` is the hash of its length and its first words. The
-    /// next four words suffice for nearly all long names, and are hashed without a branch on the
-    /// length. Each product has a secret in both factors, so that no name can make a factor 0.
+    /// The next four words suffice for nearly all long names, so they are hashed without a branch
+    /// on the length. Each product has a secret in both factors, so that no name can make a factor
+    /// 0.
     #[inline(never)]
     fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
         let mut hash = self.four(start.first, name, 8 * N);
@@ -103,7 +93,6 @@ impl HashKeys {
         fold(hash ^ first, second ^ k4)
     }
 
-    /// Returns the hash of an inode number within a superblock.
     #[inline]
     pub(crate) fn inode(&self, superblock: u32, ino: u64) -> u64 {
         fold(ino ^ (u64::from(superblock) << 48), self.inodes)
@@ -111,14 +100,12 @@ impl HashKeys {
 }
 
 impl NameHash {
-    /// Returns the hash of the name in the directory with the number `id`.
     #[inline(always)]
     pub(crate) fn child(self, id: u64) -> u64 {
         fold(id.wrapping_add(self.first), self.second)
     }
 }
 
-/// Multiplies to 128 bits and folds the halves together.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));

@@ -51,11 +51,8 @@ use crate::table::Table;
 
 use stale_generations::StaleGenerations;
 
-/// Reference record: lockref, number.
 const REF_WORDS: usize = 2;
-/// Permission record: mode, owner, state, generation.
 const PERM_WORDS: usize = 4;
-/// Words of the two records.
 pub(crate) const WORDS: usize = REF_WORDS + PERM_WORDS;
 
 /// The first word of the permission record: `version << 18 | lacks_capability << 17 | acl << 16 |
@@ -86,7 +83,6 @@ pub(crate) const LOOKUP: u64 = 1 << 28;
 /// count.
 pub(crate) const REFS_MAX: u64 = LOOKUP / 2;
 
-/// The attributes that a permission check needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Perm {
     pub(crate) mode: u32,
@@ -100,7 +96,6 @@ impl Perm {
         Perm { mode: attr.mode, uid: attr.uid, gid: attr.gid, has_acl }
     }
 
-    /// Returns true if every caller may search the directory.
     fn is_searchable_by_all(&self) -> bool {
         !self.has_acl && self.mode & mode::S_IFMT == mode::S_IFDIR && self.mode & 0o111 == 0o111
     }
@@ -128,17 +123,15 @@ pub(crate) struct Inodes {
     gone: Condvar,
 }
 
-/// The answer of [`Inodes::get_or_insert`].
 pub(crate) struct Entered {
-    /// The inode, with a reference for the caller.
     pub(crate) slot: InodeSlot,
     /// The inode that `slot` has replaced in the table: it has the same number and another
     /// generation. The caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
-/// The version of the permission record at which an attribute change began, or at which a thread
-/// asked the back end for the attributes.
+/// The version of an inode's attributes when a change began, or when a thread asked the back end
+/// for them.
 #[must_use]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
@@ -158,8 +151,6 @@ impl Inodes {
         })
     }
 
-    // References.
-
     #[inline]
     fn ref_words(&self, slot: InodeSlot) -> &[AtomicU64; REF_WORDS] {
         self.refs.get(slot.get())
@@ -170,7 +161,6 @@ impl Inodes {
         self.perm.get(slot.get())
     }
 
-    /// Prefetches the reference record of a slot.
     #[inline]
     pub(crate) fn prefetch(&self, slot: InodeSlot) {
         self.refs.prefetch(slot.get());
@@ -181,14 +171,11 @@ impl Inodes {
         Lockref::from_word(&self.ref_words(slot)[0])
     }
 
-    /// Takes a reference on the inode. Returns false if the inode is dead, or has [`REFS_MAX`]
-    /// internal references.
     #[inline]
     pub(crate) fn get_unless_saturated(&self, slot: InodeSlot) -> bool {
         self.lockref(slot).get_if(1, |count| count % LOOKUP < REFS_MAX)
     }
 
-    /// Returns the inode number of the back end.
     #[inline]
     pub(crate) fn ino(&self, slot: InodeSlot) -> u64 {
         // ORDERING: Relaxed. The inode number cannot change while the caller holds a reference. A
@@ -209,16 +196,13 @@ impl Inodes {
         (self.perm_words(slot)[STATE].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
     }
 
-    /// Returns the slot of the inode's first alias, that is, of one of its dentries. The slot is
-    /// none if the inode has no dentry.
     #[inline]
     pub(crate) fn alias(&self, slot: InodeSlot) -> DentrySlot {
-        // ORDERING(alias): Acquire. Pairs with the store in `set_alias`. A dentry is filled before
-        // it becomes an alias, so a reader of the alias sees it filled.
+        // ORDERING(alias): Acquire. `set_alias` stores the slot of a filled dentry with Release.
+        // With Relaxed, the reader could see the slot before the dentry's content.
         DentrySlot::new((self.perm_words(slot)[STATE].load(Ordering::Acquire) >> 32) as u32)
     }
 
-    /// Sets the referenced bit.
     #[inline]
     pub(crate) fn touch(&self, slot: InodeSlot) {
         let word = &self.perm_words(slot)[STATE];
@@ -244,9 +228,8 @@ impl Inodes {
         self.end_change(slot, ticket, None);
     }
 
-    /// Looks an inode up by its number, and returns its slot with a reference. Returns None if the
-    /// inode is not cached. If the slot was reused before the reference was taken, calls `stray`
-    /// with the slot, to drop the wrong reference, and tries again.
+    /// If the slot is reused before the reference is taken, calls `stray` with the slot, to drop
+    /// the wrong reference, and tries again.
     pub(crate) fn get(
         &self,
         superblock: u32,
@@ -264,7 +247,7 @@ impl Inodes {
         };
         loop {
             // A lookup without a lock may miss an entry (guarantee T.1 of `table`). So repeat it
-            // under the lock of the table's stripe.
+            // under the lock.
             let found =
                 self.table.find(hash, probe).or_else(|| self.table.lock(hash).find(probe))?;
             match found {
@@ -274,23 +257,21 @@ impl Inodes {
         }
     }
 
-    /// Returns the inodes with the number `ino` that inodes of another generation have replaced in
-    /// the table, with a reference on each. Call [`Inodes::get`], which searches the table, first.
-    /// An inode moves from the table to this list, so a search in the other order could miss it.
+    /// Takes a reference on each returned inode. Call [`Inodes::get`], which searches the table,
+    /// first. An inode moves from the table to this list, so a search in the other order could miss
+    /// it.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
     }
 
-    /// Runs `work` under the lock of the stale generations.
     pub(crate) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
         self.stale_generations.alone(work)
     }
 
-    /// Returns the slot of the inode with the number `ino`, without a reference. After its last
-    /// read, the caller checks with [`Inodes::is`] that the slot still holds that inode. Calls
-    /// `before` with each candidate's slot before reading it. None does not prove that the inode is
-    /// not cached.
+    /// Returns the slot of an inode without a reference. After its last read, the caller checks
+    /// with [`Inodes::is`] that the slot still holds that inode. None does not prove that the inode
+    /// is not cached.
     #[inline]
     pub(crate) fn peek(
         &self,
@@ -305,15 +286,13 @@ impl Inodes {
         })
     }
 
-    /// Returns true if the slot holds the inode with this number.
     #[inline]
     pub(crate) fn is(&self, slot: InodeSlot, superblock: u32, ino: u64) -> bool {
         !slot.is_none() && self.ino(slot) == ino && self.superblock(slot) == superblock
     }
 
-    /// Returns the inode that `attr` describes, with a reference for the caller. Adds a missing
-    /// inode to the cache, if possible in the slot of `beside`, a dentry on which the caller holds
-    /// a reference.
+    /// Adds a missing inode to the cache, if possible in the slot of `beside`, a dentry on which
+    /// the caller holds a reference.
     ///
     /// `changes_before` is the value of [`Inodes::changes`] before the back end was asked. If it
     /// has changed, `attr` may be out of date, and the permissions of a new inode count as unknown.
@@ -328,7 +307,7 @@ impl Inodes {
         changes_before: i64,
     ) -> Option<Entered> {
         let (hash, group) = (self.keys.inode(superblock, attr.ino) as u32, group_of(attr.kind()));
-        // A dead inode leaves the table, under the stripe's lock, before its slot is freed. So an
+        // A dead inode leaves the table under the table's lock, before its slot is freed. So an
         // inode that is found under this lock keeps its slot until the lock is released.
         let (mut stripe, slot, stale_generation) = loop {
             let stripe = self.table.lock(hash);
@@ -363,8 +342,7 @@ impl Inodes {
         Some(Entered { slot, stale_generation })
     }
 
-    /// Initializes an inode in a slot that no other thread can find yet. The inode starts with one
-    /// reference, which belongs to the caller.
+    /// The inode starts with one reference, which belongs to the caller.
     fn begin_life(&self, superblock: u32, slot: InodeSlot, attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot.get());
@@ -372,9 +350,10 @@ impl Inodes {
         let mut guard = self.lockref(slot).lock();
         guard.revive();
         guard.add(1);
-        // ORDERING: Release fence. Pairs with the Acquire fence in `SeqCount::read_retry`. A reader
-        // may have found this slot in a dentry that has changed since. If it sees the new inode
-        // number, stored below, its validation also sees the dentry's changed sequence.
+        // ORDERING: Release fence. A reader may have found this slot in a dentry that has changed
+        // since. If it sees the new inode number, stored below, `SeqCount::read_retry` must also
+        // see the dentry's changed sequence. Otherwise the reader would take this inode for the old
+        // one.
         fence(Ordering::Release);
         // ORDERING: Relaxed. Published by the table entry.
         self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
@@ -386,8 +365,8 @@ impl Inodes {
         self.store_perm(slot, perm, known);
     }
 
-    /// Drops `n` references on an inode. Returns true if none is left: the inode is dead, and the
-    /// caller tells the back end to forget it, and calls [`Inodes::free`].
+    /// Returns true if no reference is left. The caller then tells the back end to forget the
+    /// inode, and calls [`Inodes::free`].
     #[must_use]
     pub(crate) fn put(&self, slot: InodeSlot, n: u64) -> bool {
         if n > 1 {
@@ -422,7 +401,6 @@ impl Inodes {
         dentries.free_inode(slot);
     }
 
-    /// Waits until a dead inode is freed, which happens after the back end's `forget`.
     #[cold]
     fn wait_until_gone(&self, slot: InodeSlot, superblock: u32, ino: u64) {
         let mut dying = self.dying.lock();
@@ -431,17 +409,14 @@ impl Inodes {
         }
     }
 
-    // Aliases.
-
-    /// Makes `dentry` a dentry of the inode.
     pub(crate) fn add_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         let _guard = self.lockref(slot).lock();
         dentries.cold(dentry).set_next_alias(self.alias(slot));
         self.set_alias(slot, dentry);
     }
 
-    /// Makes a dentry the first alias of an inode, because the back end has just confirmed its
-    /// name. Does nothing if it is no alias of the inode.
+    /// Makes a dentry the first of the inode's dentries, from which the inode's path is built. The
+    /// back end has just confirmed its name.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -453,8 +428,8 @@ impl Inodes {
         }
     }
 
-    /// Returns up to `max` aliases of an inode, except the first, without references on them. A
-    /// caller that takes a reference on one checks afterwards that it is still an alias.
+    /// Returns up to `max` aliases except the first, without references. A caller that takes a
+    /// reference on one checks afterwards that it is still an alias.
     pub(crate) fn other_aliases(
         &self,
         slot: InodeSlot,
@@ -466,7 +441,6 @@ impl Inodes {
         std::iter::successors(self.alias(slot).some(), next).skip(1).take(max).collect()
     }
 
-    /// Returns true if the inode has an alias that was added before `dentry`.
     pub(crate) fn has_older_alias(
         &self,
         slot: InodeSlot,
@@ -477,8 +451,6 @@ impl Inodes {
         !dentries.cold(dentry).next_alias().is_none()
     }
 
-    /// Returns true if `dentry` is the inode's only alias, and the inode has other references than
-    /// the dentry's.
     pub(crate) fn is_only_alias_in_use(
         &self,
         slot: InodeSlot,
@@ -489,9 +461,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Removes `dentry` from the aliases of an inode. Keeps it and returns false if it is the only
-    /// alias of an inode that has other users. One lock covers the check and the removal. Otherwise
-    /// two threads could each see the other's alias, and remove both.
+    /// Returns false, and keeps `dentry`, if it is the only dentry of an inode with other users.
+    /// One lock covers the check and the removal. Otherwise two threads could each see the other's
+    /// dentry, and remove both.
     pub(crate) fn remove_alias_unless_needed(
         &self,
         slot: InodeSlot,
@@ -518,14 +490,11 @@ impl Inodes {
             && dentries.cold(dentry).next_alias().is_none()
     }
 
-    /// Undoes [`Inodes::add_alias`]. Nothing happens if `dentry` is not an alias.
     pub(crate) fn remove_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         let guard = self.lockref(slot).lock();
         self.remove_alias_locked(slot, dentry, dentries, &guard);
     }
 
-    /// Removes `dentry` from the aliases of an inode, whose lock the caller holds. Returns false if
-    /// it is no alias of the inode.
     pub(crate) fn remove_alias_locked(
         &self,
         slot: InodeSlot,
@@ -552,9 +521,9 @@ impl Inodes {
     }
 
     fn set_alias(&self, slot: InodeSlot, dentry: DentrySlot) {
-        // ORDERING(alias): Release. Pairs with the load in `alias`: its reader sees the filled
-        // dentry. The update keeps the referenced bit, which another thread may set at the same
-        // time.
+        // ORDERING(alias): Release. `alias` loads the slot with Acquire. Its reader must see the
+        // filled dentry, not the words of an earlier one. The update keeps the referenced bit,
+        // which another thread may set at the same time.
         let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
             // ORDERING: Relaxed. Under the inode's lock.
@@ -563,22 +532,20 @@ impl Inodes {
         );
     }
 
-    // Permissions.
-
     /// Returns the permissions of an inode, or None if they are unknown. A caller without a
     /// reference on the inode validates the dentry that led to it.
     #[inline]
     pub(crate) fn perm(&self, slot: InodeSlot) -> Option<Perm> {
         let words = self.perm_words(slot);
-        // ORDERING(perm): Acquire. Pairs with the store of the version in `store_perm_version`,
-        // which follows the store of the owner. So the load below sees the owner of this version,
-        // or a newer one.
+        // ORDERING(perm): Acquire. `store_perm_version` stores the owner before the version. So the
+        // load below sees the owner of this version, or a newer one. With Relaxed, a new mode could
+        // be returned with an old owner.
         let first = words[MODE].load(Ordering::Acquire);
         // ORDERING: Relaxed. Data of a section that the version covers.
         let owner = words[OWNER].load(Ordering::Relaxed);
-        // ORDERING(perm-unknown): Acquire fence. Pairs with the fence in `mark_unknown`. A writer
-        // makes the record's version odd before it stores a new owner. So after a new `owner`, the
-        // load of `again` differs from `first`.
+        // ORDERING(perm-unknown): Acquire fence. `mark_unknown` makes the version odd and has a
+        // fence before a new owner is stored. So after a new `owner`, the load of `again` differs
+        // from `first`. Without the fence, a new owner could be returned with an old mode.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. Ordered by the fence.
         let again = words[MODE].load(Ordering::Relaxed);
@@ -590,7 +557,6 @@ impl Inodes {
         })
     }
 
-    /// Returns the kind of file, which never changes.
     pub(crate) fn kind(&self, slot: InodeSlot) -> FileKind {
         // ORDERING: Relaxed. The caller holds a reference, so the type bits of the mode do not
         // change.
@@ -598,7 +564,6 @@ impl Inodes {
         FileKind::from_mode(mode as u32).unwrap_or(FileKind::Regular)
     }
 
-    /// Returns true if the inode is a directory, which never changes.
     #[inline]
     pub(crate) fn is_directory(&self, slot: InodeSlot) -> bool {
         // ORDERING: Relaxed. As for the kind.
@@ -606,14 +571,10 @@ impl Inodes {
         mode & mode::S_IFMT == mode::S_IFDIR
     }
 
-    /// Returns the count that each attribute change increments twice: when it begins and when it
-    /// ends.
     pub(crate) fn changes(&self) -> i64 {
         self.changes.sum()
     }
 
-    /// Begins a change of attributes: marks the permissions as unknown. The caller then calls the
-    /// back end.
     pub(crate) fn begin_change(&self, slot: InodeSlot) -> Ticket {
         self.changes.add(1);
         let _guard = self.lockref(slot).lock();
@@ -622,8 +583,8 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// Ends a change of attributes. `perm` is the back end's answer, or None if the call has
-    /// failed. The permissions are then known if there is an answer and no other change overlapped.
+    /// `perm` is the back end's answer, or None if the call has failed. The permissions are then
+    /// known if there is an answer and no other change overlapped.
     pub(crate) fn end_change(&self, slot: InodeSlot, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
         // ORDERING: Relaxed. Under the inode's lock.
@@ -639,8 +600,6 @@ impl Inodes {
         }
     }
 
-    /// Returns a ticket for asking the back end for the permissions of an inode.
-    /// [`Inodes::install`] takes it with the answer.
     pub(crate) fn ticket(&self, slot: InodeSlot) -> Ticket {
         // ORDERING(perm): Acquire. The ticket is the version of the permission record, loaded
         // before the caller asks the back end. A change that begins later increments the version,
@@ -648,17 +607,16 @@ impl Inodes {
         Ticket(self.perm_words(slot)[MODE].load(Ordering::Acquire) >> VERSION_SHIFT)
     }
 
-    /// Stores the back end's answer `perm` in the permission record, unless a change has begun
-    /// since `ticket` was taken. The caller took the ticket before it asked the back end.
+    /// Stores the back end's answer `perm`, unless a change has begun since `ticket` was taken. The
+    /// caller took the ticket before it asked the back end.
     pub(crate) fn install(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         self.install_locked(slot, ticket, perm);
     }
 
-    /// Stores the permissions that the back end's `lookup` of a name has returned. The inode was
-    /// not known before that call, so there is no [`Ticket`] for it. Instead the caller passes the
-    /// value of [`Inodes::changes`] before the call. If attributes have changed since, nothing is
-    /// stored.
+    /// Stores the permissions that the back end's `lookup` has returned. The inode was not known
+    /// before that call, so there is no [`Ticket`]. Instead the caller passes the value of
+    /// [`Inodes::changes`] before the call.
     pub(crate) fn install_unless_changed(&self, slot: InodeSlot, changes_before: i64, perm: Perm) {
         let _guard = self.lockref(slot).lock();
         // A change of attributes increments `changes`, and then takes the inode's lock to mark the
@@ -678,8 +636,6 @@ impl Inodes {
         self.perm_words(slot)[MODE].load(Ordering::Relaxed) & LACKS_CAPABILITY != 0
     }
 
-    /// Notes that the inode has no file capabilities, unless a change has begun since `ticket` was
-    /// taken. The caller took it before it asked the back end.
     pub(crate) fn note_no_capability(&self, slot: InodeSlot, ticket: Ticket) {
         let _guard = self.lockref(slot).lock();
         let word = &self.perm_words(slot)[MODE];
@@ -687,14 +643,12 @@ impl Inodes {
         // word.
         let before = word.load(Ordering::Relaxed);
         if before >> VERSION_SHIFT == ticket.0 {
-            // ORDERING(perm): Release. Pairs with the load in `perm`: a reader of this store sees
-            // the owner of this version, as after `store_perm_version`.
+            // ORDERING(perm): Release. `perm` loads this word with Acquire. Its reader must see the
+            // owner of this version, which was stored before, and not an older one.
             word.store(before | LACKS_CAPABILITY, Ordering::Release);
         }
     }
 
-    /// Returns true if the permissions of a directory are known and let every caller search it. The
-    /// inode's lock is held.
     pub(crate) fn is_searchable(&self, slot: InodeSlot, _guard: &LockrefGuard<'_>) -> bool {
         self.perm(slot).is_some_and(|perm| perm.is_searchable_by_all())
     }
@@ -711,8 +665,8 @@ impl Inodes {
         is_current
     }
 
-    /// Marks the permissions as unknown: sets the version of the permission record to the next odd
-    /// number. The caller holds the inode's lock.
+    /// Sets the version of the permission record to the next odd number. The caller holds the
+    /// inode's lock.
     fn mark_unknown(&self, slot: InodeSlot) -> Ticket {
         let word = &self.perm_words(slot)[MODE];
         // ORDERING: Relaxed. Under the inode's lock.
@@ -722,14 +676,15 @@ impl Inodes {
         // ORDERING: Relaxed. The fence below orders this store before the later store to the word
         // [`OWNER`].
         word.store((version << VERSION_SHIFT) | rest, Ordering::Relaxed);
-        // ORDERING(perm-unknown): Release fence. Pairs with the fence in `perm`. A reader of an
-        // owner stored after this fence also sees the odd version, and does not use that owner.
+        // ORDERING(perm-unknown): Release fence. `perm` loads the owner and, after a fence, the
+        // version again. A reader of an owner stored after this fence must see the odd version.
+        // Otherwise it would use that owner with an old mode.
         fence(Ordering::Release);
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
 
-    /// Stores the permissions of a new inode. Continues the version of the slot's last permission
-    /// record, so that a slot never has the same version twice.
+    /// Continues the version of the slot's last permission record, so that a slot never has the
+    /// same version twice.
     fn store_perm(&self, slot: InodeSlot, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));
@@ -741,19 +696,15 @@ impl Inodes {
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);
-        // ORDERING(perm): Release. Pairs with the load in `perm`. A reader of this version also
-        // sees the owner stored above.
+        // ORDERING(perm): Release. `perm` loads the version with Acquire. A reader of this version
+        // must also see the owner stored above, and not an older one.
         words[MODE].store(first, Ordering::Release);
     }
-
-    // Statistics.
 
     pub(crate) fn in_use(&self) -> u64 {
         self.count.sum().max(0) as u64
     }
 
-    /// Returns the memory of the hash table of inodes, in bytes. [`Dentries::bytes`] counts the
-    /// memory of the inodes' slots.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.table.bytes()
     }

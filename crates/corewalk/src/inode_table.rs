@@ -337,7 +337,6 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
 }
 
 impl<T> InodeTable<T> {
-    /// Returns true if `node` is `dir` or a directory above it.
     fn is_above(&self, node: &TableNode<'_, T>, dir: &TableNode<'_, T>) -> Result<bool, Errno> {
         if !node.is_directory() {
             return Ok(false);
@@ -355,7 +354,6 @@ impl<T> InodeTable<T> {
         }
     }
 
-    /// Removes a name, if it still leads to `old`.
     fn replaced(
         &self,
         parent: &TableNode<'_, T>,

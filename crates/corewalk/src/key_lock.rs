@@ -51,7 +51,6 @@ pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 /// If this bit of a shard's word is set, exactly one lock of the shard is held, whose key is the
 /// rest of the word.
 const ALONE: u64 = 1;
-/// The locks of the shard are in its list.
 const LISTED: u64 = 2;
 /// The bits of a key that a shard's word cannot store. Two keys that differ only in these bits
 /// share a lock.
@@ -63,15 +62,13 @@ pub(crate) struct KeyLocks {
     shards: Box<[OwnLine<Shard>]>,
 }
 
-/// The locks of the keys that hash to this shard.
 struct Shard {
     /// 0 if no lock of the shard is held. The key with [`ALONE`] if one lock is held. [`LISTED`] if
     /// the keys of the held locks are in `held` (invariant K.1).
     word: AtomicU64,
     /// The holders while `word` is [`LISTED`]. Protected by its own mutex.
     held: Mutex<Vec<Holder>>,
-    /// Waiting threads sleep on this condition variable, with the mutex of `held`. The release of a
-    /// lock with waiting threads notifies it.
+    /// Waiting threads sleep here, with the mutex of `held`.
     released: Condvar,
 }
 
@@ -79,11 +76,9 @@ struct Shard {
 struct Holder {
     key: u64,
     is_fill_cancelled: bool,
-    /// Threads that wait for the lock.
     waiters: u32,
 }
 
-/// One or two held locks.
 #[must_use]
 pub(crate) struct KeyGuard<'a> {
     locks: &'a KeyLocks,
@@ -92,7 +87,6 @@ pub(crate) struct KeyGuard<'a> {
 }
 
 impl KeyLocks {
-    /// Returns free locks in `shards` shards.
     pub(crate) fn new(shards: usize) -> KeyLocks {
         let shard = || {
             let (word, held) = (AtomicU64::new(0), Mutex::new(Vec::new()));
@@ -101,7 +95,6 @@ impl KeyLocks {
         KeyLocks { shards: (0..shards).map(|_| shard()).collect() }
     }
 
-    /// Locks `key`, after waiting for its holder.
     pub(crate) fn lock(&self, key: u64) -> KeyGuard<'_> {
         let key = key_of(key);
         self.shard(key).acquire(key);
@@ -119,7 +112,6 @@ impl KeyLocks {
         guard
     }
 
-    /// Locks `key` if it is free.
     pub(crate) fn try_lock(&self, key: u64) -> Option<KeyGuard<'_>> {
         let key = key_of(key);
         self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
@@ -177,20 +169,18 @@ impl Shard {
         is_free
     }
 
-    /// Takes the lock of `key` if the shard holds no lock.
     #[inline]
     fn take_alone(&self, key: u64) -> bool {
-        // ORDERING(key-lock): Acquire. Pairs with the release of the lock: the new holder sees
-        // everything that the last one did.
+        // ORDERING(key-lock): Acquire. The last holder stored 0 with Release in `release` or
+        // `unlist`. With Relaxed, the new holder could miss what the last one did.
         // ORDERING: Relaxed on failure. The caller then takes the shard's mutex.
         self.word.compare_exchange(0, key | ALONE, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Releases the lock of `key`.
     #[inline]
     fn release(&self, key: u64) {
-        // ORDERING(key-lock): Release. Pairs with the acquisition of the lock: the next holder sees
-        // everything that this one did.
+        // ORDERING(key-lock): Release. The next holder takes the lock with Acquire in `take_alone`
+        // or `list`. With Relaxed, it could miss what this holder did.
         // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let given =
             self.word.compare_exchange(key | ALONE, 0, Ordering::Release, Ordering::Relaxed);
@@ -216,8 +206,9 @@ impl Shard {
         // This thread holds the lock of `key` and has begun to change the cache. Either it sees the
         // cancellation of its fill, or the cancelling thread sees the change. A load could run
         // before the change is visible, so use a compare-exchange (invariant K.2).
-        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill,
-        // sees everything that this thread did before.
+        // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill in
+        // `list`, loads the word with Acquire. With Relaxed, it could miss what this thread did
+        // before.
         // ORDERING: Relaxed on failure. This thread then takes the shard's mutex.
         let is_alone = self.word.compare_exchange(
             key | ALONE,
@@ -228,39 +219,34 @@ impl Shard {
         is_alone.is_err() && self.held.lock().iter().any(|h| h.key == key && h.is_fill_cancelled)
     }
 
-    /// Sets the word of this shard to [`LISTED`]. Adds the key that was in the word, if any, to
-    /// `held`.
     fn list(&self, held: &mut Vec<Holder>) {
-        // ORDERING(key-lock): Acquire. Pairs with `release`: this thread sees everything that was
-        // done under released locks of this shard. Also pairs with the compare-exchange in
-        // `is_fill_cancelled`: this thread sees what the holder of a listed key did before it
-        // (invariant K.2).
+        // ORDERING(key-lock): Acquire. Holders store the word with Release in `release` and
+        // `is_fill_cancelled`. With Relaxed, this thread could miss what was done under released
+        // locks, or what the holder of a listed key has done (invariant K.2).
         let before = self.word.swap(LISTED, Ordering::Acquire);
         if before & ALONE != 0 {
             held.push(Holder { key: before & !NO_KEY, is_fill_cancelled: false, waiters: 0 });
         }
     }
 
-    /// Resets the word to 0 if no lock is held.
     fn unlist(&self, held: &[Holder]) {
         if held.is_empty() {
-            // ORDERING(key-lock): Release. Pairs with the acquisition in `take_alone`: the next
-            // holder sees everything that was done under the released locks of the list `held`.
+            // ORDERING(key-lock): Release. The next holder takes its lock with Acquire in
+            // `take_alone`. With Relaxed, it could miss what was done under the released locks of
+            // `held`.
             self.word.store(0, Ordering::Release);
         }
     }
 }
 
 impl KeyGuard<'_> {
-    /// Returns true if an invalidation has cancelled this lock's fill (has forbidden to cache the
-    /// back end's answer).
+    /// Returns true if an invalidation forbids the holder to cache the back end's answer.
     ///
     /// Call this function inside the critical section that changes the name in the cache: under the
     /// lock of the hash table's stripe, or in a dentry's write section.
     ///
-    /// Suppose that an invalidation cancels the fill (forbids to cache the answer) after this
-    /// function has returned false. The invalidation then looks the name up, waits until the
-    /// critical section has ended, and finds the holder's change.
+    /// An invalidation that comes later looks the name up, waits until the critical section has
+    /// ended, and finds the holder's change.
     #[inline]
     pub(crate) fn is_fill_cancelled(&self) -> bool {
         self.keys.iter().any(|&key| key != 0 && self.locks.shard(key).is_fill_cancelled(key))

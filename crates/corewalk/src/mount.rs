@@ -65,12 +65,10 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    /// Returns true if the mount has been unmounted.
     pub(crate) fn is_dead(&self) -> bool {
         self.users.is_dead()
     }
 
-    /// Returns true for a mount that may be unmounted.
     fn is_counted(&self) -> bool {
         self.point.is_some()
     }
@@ -80,7 +78,6 @@ impl Mount {
 pub(crate) struct MountRef(Arc<Mount>);
 
 impl MountRef {
-    /// Returns a reference, unless the mount has been unmounted.
     pub(crate) fn get(mount: &Arc<Mount>) -> Option<MountRef> {
         (!mount.is_counted() || mount.users.get_not_dead()).then(|| MountRef(Arc::clone(mount)))
     }
@@ -121,8 +118,6 @@ pub(crate) struct Mounts {
     change: Mutex<u64>,
 }
 
-/// The mounts by mount point. A mount point is given by the number of a mount and a dentry in that
-/// mount.
 type Table = HashMap<(u64, DentrySlot), Arc<Mount>>;
 
 impl Mounts {
@@ -130,24 +125,20 @@ impl Mounts {
         Mounts { root: OnceLock::new(), table: RcuCell::new(Table::new()), change: Mutex::new(0) }
     }
 
-    /// Sets the root mount of the namespace. Called once. The mount takes over the caller's
-    /// reference on the dentry.
+    /// Called once. The mount takes over the caller's reference on the dentry.
     pub(crate) fn set_root(&self, dentry: DentrySlot) {
         let root = Arc::new(Mount { id: 0, root: dentry, point: None, users: Lockref::new(1) });
         assert!(self.root.set(root).is_ok(), "the root is mounted once");
     }
 
-    /// Returns the root mount.
     pub(crate) fn root_mount(&self) -> &Arc<Mount> {
         self.root.get().expect("a namespace has a root")
     }
 
-    /// Returns the root dentry.
     pub(crate) fn root(&self) -> DentrySlot {
         self.root_mount().root
     }
 
-    /// Returns the mount on a dentry of a mount.
     pub(crate) fn on<'g>(
         &self,
         mount: &Mount,
@@ -158,14 +149,12 @@ impl Mounts {
         self.table.read(guard).get(&(mount.id, dentry)).filter(|mount| !mount.is_dead())
     }
 
-    /// Returns true if the dentry `dentry` of the mount `mount` is a mount point.
     pub(crate) fn is_taken(&self, mount: &Mount, dentry: DentrySlot) -> bool {
         let guard = corewalk_sync::rcu::read_lock();
         self.table.read(&guard).contains_key(&(mount.id, dentry))
     }
 
-    /// Mounts a file system. `root` is the dentry of its root. The mount point is the dentry
-    /// `point` in the mount `parent`. The new mount takes over the caller's reference on `root`.
+    /// The new mount takes over the caller's reference on `root`, the dentry of its root.
     ///
     /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` marks `point`
     /// as a mount point, and takes the mount's reference on it.
@@ -198,9 +187,9 @@ impl Mounts {
         Ok(())
     }
 
-    /// Unmounts `mount`. The caller holds the only [`MountRef`] of it. Once the mount has left the
-    /// table, calls `unmark` under the mutex `change`, to remove the mark of the mount point. The
-    /// caller then drops the mount's references on its mount point and its root.
+    /// The caller holds the only [`MountRef`] of the mount. `unmark` runs under the mutex `change`,
+    /// and removes the mark of the mount point. The caller then drops the mount's references on its
+    /// mount point and its root.
     ///
     /// # Errors
     /// `EBUSY` if the mount has other users, or if something is mounted in it. `EINVAL` for the
@@ -230,7 +219,6 @@ impl Mounts {
         Ok(())
     }
 
-    /// Returns true if something is mounted in `mount`.
     fn has_mounts_in(&self, mount: &Mount) -> bool {
         let guard = corewalk_sync::rcu::read_lock();
         self.table.read(&guard).keys().any(|(id, _)| *id == mount.id)

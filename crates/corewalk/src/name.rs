@@ -76,21 +76,18 @@ impl fmt::Debug for Name<'_> {
     }
 }
 
-/// A word of eight bytes, each of which is 1.
 const LANES: u64 = 0x0101_0101_0101_0101;
-/// This number of words of a name is checked without a branch on the name's length. Most names are
-/// not longer.
+/// Most names have at most this many words, which are checked without a branch on the name's
+/// length.
 const USUAL_WORDS: usize = 5;
 
-/// Finds the first zero byte in `word`. In the result, the lowest set bit is the highest bit of
-/// that byte. Returns 0 if `word` has no zero byte.
+/// In the result, the lowest set bit is the highest bit of the first zero byte of `word`. Returns 0
+/// if there is none.
 #[inline]
 fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
 }
 
-/// Returns up to eight bytes as a little-endian word. If `bytes` is shorter, the upper bytes of the
-/// word are zeroes.
 #[inline]
 pub(crate) fn padded(bytes: &[u8]) -> u64 {
     let len = bytes.len();
@@ -109,7 +106,6 @@ pub(crate) fn padded(bytes: &[u8]) -> u64 {
     }
 }
 
-/// Returns the eight bytes at `at` as a little-endian word.
 #[inline]
 pub(crate) fn eight(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("eight bytes before the end"))
@@ -125,18 +121,16 @@ pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
     eight(name, at.min(name.len() - 8))
 }
 
-/// Returns the first `N` words of a name, of eight bytes each. If the name is shorter than eight
-/// bytes, each word is the whole name, padded with zeroes. The only branch tests for such short
-/// names, because branches on lengths are often mispredicted.
+/// If the name is shorter than eight bytes, each word is the whole name, padded with zeroes. The
+/// only branch tests for such short names, because branches on lengths are often mispredicted.
 #[inline(always)]
 pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// Returns true if `bytes` contains a `/` or a NUL. Tests a fixed number of words, enough for names
-/// of usual length, because branches on the length are often mispredicted. In a shorter name, the
-/// last eight bytes are tested several times.
+/// Tests a fixed number of words, because branches on the length are often mispredicted. In a
+/// shorter name, the last eight bytes are tested several times.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -149,10 +143,8 @@ fn has_slash_or_nul(bytes: &[u8]) -> bool {
     usual != 0 || rest.iter().any(|&byte| byte == b'/' || byte == 0)
 }
 
-/// Number of bytes of a path that one call of `slashes_in` searches.
 const GROUP: usize = 64;
 
-/// The slashes of a path, found sixteen bytes at a time.
 pub(crate) struct Slashes<'a> {
     path: &'a [u8],
     /// Slashes that `next` has not returned yet. Bit i stands for a slash at byte `from + i`.
@@ -161,14 +153,11 @@ pub(crate) struct Slashes<'a> {
 }
 
 impl<'a> Slashes<'a> {
-    /// Returns the slashes of `path` from byte `from` on.
     #[inline(always)]
     pub(crate) fn from(path: &'a [u8], from: usize) -> Slashes<'a> {
         Slashes { path, found: slashes_in(path, from), from }
     }
 
-    /// Returns the index of the next slash in the path, or the length of the path if no slash is
-    /// left.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> usize {
         while self.found == 0 {
@@ -185,8 +174,6 @@ impl<'a> Slashes<'a> {
     }
 }
 
-/// Searches [`GROUP`] bytes of `path`, from byte `from` on. Bit i of the result is set if byte
-/// `from + i` is a `/`.
 #[inline(always)]
 fn slashes_in(path: &[u8], from: usize) -> u64 {
     let slashes = |bytes: &[u8; 16]| {

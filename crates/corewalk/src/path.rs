@@ -108,8 +108,6 @@ impl<'v> PathRef<'v> {
             && buffer.top == of.dentry
     }
 
-    /// Returns the route from this mount and dentry up to `root`, for a path translation. If `root`
-    /// is None, the route goes up to the root of the namespace.
     fn route(&self, root: Option<&PathRef<'_>>) -> Route<'_> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }

@@ -13,7 +13,6 @@ use crate::slot::{DentrySlot, Seq};
 /// Number of steps that need no allocation. Most paths have fewer.
 pub(crate) const STEPS: usize = 16;
 
-/// Dentries, each with the sequence that was read.
 pub(crate) struct ReadSet<const N: usize = STEPS> {
     slots: [DentrySlot; N],
     seqs: [Seq; N],
@@ -22,13 +21,9 @@ pub(crate) struct ReadSet<const N: usize = STEPS> {
     growth: Growth,
 }
 
-/// Tells whether a read set may allocate memory when its inline array of steps (dentries with
-/// sequences) is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
-    /// It may.
     Allowed,
-    /// The read set may not allocate, and drops further steps.
     Refused,
 }
 
@@ -59,13 +54,11 @@ impl<const N: usize> ReadSet<N> {
         }
     }
 
-    /// Returns true if one more step needs no allocation.
     #[inline]
     pub(crate) fn has_inline_room(&self) -> bool {
         self.len < N
     }
 
-    /// Returns the inline steps, to append to.
     #[inline(always)]
     pub(crate) fn inline_steps(&mut self) -> InlineSteps<'_, N> {
         InlineSteps { len: self.len, read_set: self }
@@ -82,7 +75,6 @@ impl<const N: usize> ReadSet<N> {
         self.more.clear();
     }
 
-    /// Returns the dentries in the order of the steps.
     pub(crate) fn slots(&self) -> impl Iterator<Item = DentrySlot> + '_ {
         let few = self.slots[..self.len.min(N)].iter().copied();
         few.chain(self.more.iter().map(|&(slot, _)| slot))
@@ -93,7 +85,6 @@ impl<const N: usize> ReadSet<N> {
         self.len
     }
 
-    /// Returns true if no dentry in this set has changed since it was added to the set.
     #[inline]
     pub(crate) fn is_unchanged(&self, dentries: &Dentries) -> bool {
         // Nearly always no sequence has changed, so combine the differences of all dentries and
@@ -118,12 +109,10 @@ impl<const N: usize> ReadSet<N> {
 /// sequences. When this value is dropped, it stores the new length in the read set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
-    /// The number of dentries in the read set, as a copy that the compiler can keep in a register.
     len: usize,
 }
 
 impl<const N: usize> InlineSteps<'_, N> {
-    /// Appends a step. Returns false if no inline step is left.
     #[inline(always)]
     pub(crate) fn put(&mut self, slot: DentrySlot, seq: Seq) -> bool {
         let ReadSet { slots, seqs, .. } = &mut *self.read_set;
@@ -135,13 +124,11 @@ impl<const N: usize> InlineSteps<'_, N> {
         true
     }
 
-    /// Returns the number of steps.
     #[inline(always)]
     pub(crate) fn at(&self) -> usize {
         self.len
     }
 
-    /// Returns the sequence of the last step; there must be one.
     pub(crate) fn last_seq(&self) -> Seq {
         self.read_set.seqs[self.len - 1]
     }

@@ -15,17 +15,13 @@ pub(crate) struct Slot<K> {
     kind: PhantomData<K>,
 }
 
-/// Marks the slot of a dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum OfDentry {}
 
-/// Marks the slot of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum OfInode {}
 
-/// The slot of a dentry.
 pub(crate) type DentrySlot = Slot<OfDentry>;
-/// The slot of an inode.
 pub(crate) type InodeSlot = Slot<OfInode>;
 
 /// The sequence of a dentry when a reader read it. If it is odd, a writer was inside its write
@@ -35,7 +31,6 @@ pub(crate) type InodeSlot = Slot<OfInode>;
 pub(crate) struct Seq(pub(crate) u64);
 
 impl<K: Copy> Slot<K> {
-    /// The number that stands for no slot.
     pub(crate) const NONE: Slot<K> = Slot::new(0);
 
     #[inline(always)]
@@ -43,7 +38,6 @@ impl<K: Copy> Slot<K> {
         Slot { number, kind: PhantomData }
     }
 
-    /// Returns the raw number.
     #[inline(always)]
     pub(crate) fn get(self) -> u32 {
         self.number
@@ -54,7 +48,6 @@ impl<K: Copy> Slot<K> {
         self.number == 0
     }
 
-    /// Returns the slot, unless it is [`Slot::NONE`].
     #[inline(always)]
     pub(crate) fn some(self) -> Option<Slot<K>> {
         if self.is_none() { None } else { Some(self) }
@@ -62,7 +55,6 @@ impl<K: Copy> Slot<K> {
 }
 
 impl DentrySlot {
-    /// Returns the place of an inode in the same slot.
     #[inline(always)]
     pub(crate) fn inode_half(self) -> InodeSlot {
         Slot::new(self.number)
@@ -70,7 +62,6 @@ impl DentrySlot {
 }
 
 impl InodeSlot {
-    /// Returns the place of a dentry in the same slot.
     #[inline(always)]
     pub(crate) fn dentry_half(self) -> DentrySlot {
         Slot::new(self.number)
@@ -78,7 +69,6 @@ impl InodeSlot {
 }
 
 impl Seq {
-    /// Returns true if a writer was inside its section.
     #[inline(always)]
     pub(crate) fn is_odd(self) -> bool {
         self.0 & 1 != 0

@@ -51,20 +51,14 @@ const STRIPES: u32 = 256;
 const STRIPES: u32 = 2;
 #[cfg(corewalk_loom)]
 const STRIPES: u32 = 1;
-/// Words of a line.
 const WORDS: usize = 8;
-/// Entries of a line.
 const ENTRIES: usize = 8;
-/// Indexes of the words of a line.
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// Number of low bits of a hash that are the number of its stripe (a group of buckets with one
-/// lock). All entries of a bucket are in one stripe.
+/// The low bits of a hash are the number of its stripe (a group of buckets with one lock).
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
-/// A hash table from a 32-bit hash to slot numbers of objects of type `K`, several per hash. A
-/// lookup without a lock writes no memory.
 pub(crate) struct Table<K> {
     /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
     size: Size,
@@ -73,12 +67,10 @@ pub(crate) struct Table<K> {
     /// The overflow lines: cache lines that continue a full bucket. The lock of the bucket's stripe
     /// protects them.
     overflow: SlotArena<WORDS>,
-    /// Maximum average number of entries per bucket in a stripe (a group of buckets with one lock).
-    /// The table grows when one stripe exceeds it. So the average of the whole table stays about
-    /// one lower.
+    /// Maximum average number of entries per bucket in a stripe. The table grows when one stripe
+    /// exceeds it, so the average of the whole table stays about one lower.
     load: u32,
-    /// Each lock protects the state of its stripe, and the entries of its buckets: those whose
-    /// numbers end in the bits of the stripe's number.
+    /// Each lock protects the state of its stripe, and the entries of the stripe's buckets.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
     /// Held during a split. Protects the stores to `size`.
     grow: Mutex<()>,
@@ -97,13 +89,11 @@ pub(crate) struct Extent {
 /// The upper half is a mask: the smallest power of two that is at least that number, minus 1.
 struct Size(AtomicU64);
 
-/// The state of a stripe. It is protected by the stripe's lock, like the stripe's buckets.
+/// Protected by the lock of its stripe.
 struct StripeState {
-    /// Entries in all buckets of the stripe.
     entries: u32,
 }
 
-/// A locked stripe (a group of buckets that share one lock). A lookup in it misses no entry.
 pub(crate) struct Stripe<'a, K> {
     table: &'a Table<K>,
     hash: u32,
@@ -111,8 +101,8 @@ pub(crate) struct Stripe<'a, K> {
 }
 
 impl<K: Copy> Table<K> {
-    /// Returns an empty table for at most `entries_max` entries. It grows when it has `load`
-    /// entries per bucket. A `load` of 7 takes the least memory; at most 6 avoids overflow lines.
+    /// The table grows when it has `load` entries per bucket. A `load` of 7 takes the least memory;
+    /// at most 6 avoids overflow lines.
     pub(crate) fn new(
         name: &'static str,
         entries_max: u32,
@@ -134,12 +124,10 @@ impl<K: Copy> Table<K> {
         })
     }
 
-    /// Returns the current size of the table, with which a reader can look up several hashes, even
-    /// if the table grows.
     #[inline]
     pub(crate) fn extent(&self) -> Extent {
-        // ORDERING(table-size): Acquire. Pairs with the store in `split`. A reader of the larger
-        // size also sees the new bucket's entries.
+        // ORDERING(table-size): Acquire. `split` stores the size with Release after the new
+        // bucket's entries. With Relaxed, a reader of the larger size could miss these entries.
         Extent::of(self.size.0.load(Ordering::Acquire))
     }
 
@@ -159,7 +147,8 @@ impl<K: Copy> Table<K> {
                     return Some(found);
                 }
             }
-            // ORDERING(table-link): Acquire. The overflow line was filled before it was linked.
+            // ORDERING(table-link): Acquire. `link_overflow` stores the link with Release after the
+            // entry in the overflow line. With Relaxed, the reader could miss that entry.
             let link = line[LINK].load(Ordering::Acquire) as u32;
             if link == 0 {
                 return None;
@@ -168,28 +157,23 @@ impl<K: Copy> Table<K> {
         }
     }
 
-    /// Looks only in the first cache line of a bucket. Returns the slot of the first entry there
-    /// whose tag matches `hash`. `extent` may be out of date.
+    /// Looks only at the first cache line of a bucket. `extent` may be out of date.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
         matches(line, hash).next().map(|lane| Slot::new(slot_at(line, lane)))
     }
 
-    /// Locks the stripe of `hash`.
     pub(crate) fn lock(&self, hash: u32) -> Stripe<'_, K> {
         let state = self.stripes[(hash & (STRIPES - 1)) as usize].lock();
         Stripe { table: self, hash, state }
     }
 
-    /// Inserts `slot` under `hash`. Splits a bucket if its stripe (a group of buckets with one
-    /// lock) then has too many entries.
     pub(crate) fn insert(&self, hash: u32, slot: Slot<K>) {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// Inserts `slot` under `hash` if `look` returns Some. `look` runs under the stripe's lock,
-    /// before the insertion.
+    /// `look` runs under the stripe's lock, before the insertion.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -207,8 +191,6 @@ impl<K: Copy> Table<K> {
         Some(seen)
     }
 
-    /// Removes one entry of `slot` under `hash`.
-    ///
     /// # Panics
     /// Panics if the table has no such entry.
     pub(crate) fn remove(&self, hash: u32, slot: Slot<K>) {
@@ -216,7 +198,6 @@ impl<K: Copy> Table<K> {
         assert!(was_there, "slot {} is not under hash {hash:#x}", slot.get());
     }
 
-    /// Splits the next buckets, unless another thread is splitting.
     pub(crate) fn grow(&self) {
         let Some(_grow) = self.grow.try_lock() else { return };
         for _ in 0..2 {
@@ -226,13 +207,11 @@ impl<K: Copy> Table<K> {
         }
     }
 
-    /// Returns the bytes of buckets in use.
     pub(crate) fn bytes(&self) -> u64 {
         (u64::from(self.size.get()) + self.overflow.in_use()) * (WORDS as u64) * 8
     }
 
-    /// Splits the next bucket in the order of linear hashing. The caller holds the mutex `grow`.
-    /// Returns false if the table cannot grow any more.
+    /// The caller holds the mutex `grow`. Returns false if the table cannot grow any more.
     fn split(&self) -> bool {
         let new = self.size.get();
         if new >= self.buckets.max_slots() {
@@ -252,8 +231,8 @@ impl<K: Copy> Table<K> {
                 stripe.push_into(new, hash, slot_of(line, entry));
             }
         });
-        // ORDERING(table-size): Release. Pairs with the load in `extent`. A reader of the larger
-        // size also sees the entries in the new bucket.
+        // ORDERING(table-size): Release. `extent` loads the size with Acquire. With Relaxed, a
+        // reader of the larger size could miss the entries in the new bucket.
         self.size.0.store(wide, Ordering::Release);
         stripe.each_entry(old, |line, entry| {
             if bucket_of(hash_of(line, entry, old), wide) == new {
@@ -266,20 +245,17 @@ impl<K: Copy> Table<K> {
 }
 
 impl<K: Copy> Stripe<'_, K> {
-    /// Calls `probe` with each slot that the table may have for `self.hash`, until `probe` returns
-    /// Some. The stripe (group of buckets) of this hash is locked, so no entry is missed.
+    /// The stripe is locked, so no entry is missed.
     pub(crate) fn find<R>(&self, probe: impl FnMut(Slot<K>) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
 
-    /// Enters `slot`.
     pub(crate) fn insert(&mut self, slot: Slot<K>) {
         debug_assert!(!slot.is_none());
         self.state.entries += 1;
         self.push_into(self.bucket(), self.hash, slot.get());
     }
 
-    /// Removes one entry of `slot`. Returns false if there is none.
     pub(crate) fn remove(&mut self, slot: Slot<K>) -> bool {
         let mut line = self.table.buckets.get(self.bucket());
         let mut before = None;
@@ -301,20 +277,18 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Frees an overflow line if it is empty.
     fn unlink_if_empty(&self, before: &Line, line: &Line) {
         if (0..ENTRIES).all(|entry| slot_of(line, entry) == 0)
             && let Some(index) = self.link_of(before)
         {
             // Readers may still follow a link to the freed overflow line. They find it empty, or
-            // with entries of another bucket, which do not match their hash.
+            // with entries of other hashes.
             // ORDERING: Relaxed. Links change only under the lock of the bucket's stripe.
             before[LINK].store(line[LINK].load(Ordering::Relaxed), Ordering::Relaxed);
             self.table.overflow.free(index);
         }
     }
 
-    /// Returns true if the stripe holds more entries than its load.
     pub(crate) fn needs_split(&self) -> bool {
         let buckets = self.table.size.get();
         // Tolerate a few entries more than `load` per bucket, because hashes are unevenly spread,
@@ -322,7 +296,6 @@ impl<K: Copy> Stripe<'_, K> {
         self.state.entries > (buckets / STRIPES) * self.table.load + ENTRIES as u32
     }
 
-    /// Returns the bucket of `self.hash`. It stays the same while the stripe is locked.
     fn bucket(&self) -> u32 {
         // ORDERING: Relaxed. Only a split of this stripe could move the hash to another bucket, and
         // this thread holds the stripe's lock.
@@ -335,8 +308,6 @@ impl<K: Copy> Stripe<'_, K> {
         (link != 0).then_some(link)
     }
 
-    /// Stores a new entry at a free position of `bucket`, or in a new overflow line if all its
-    /// cache lines are full.
     fn push_into(&self, bucket: u32, hash: u32, slot: u32) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -350,8 +321,6 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Stores an entry in a new overflow line, and links that line to `line`, the last cache line
-    /// of the bucket.
     fn link_overflow(&self, line: &Line, hash: u32, slot: u32) {
         let index = self.table.overflow.alloc().expect("as many overflow lines as buckets");
         let fresh = self.table.overflow.get(index);
@@ -361,12 +330,11 @@ impl<K: Copy> Stripe<'_, K> {
             word.store(0, Ordering::Relaxed);
         }
         store_entry(fresh, 0, hash, slot);
-        // ORDERING(table-link): Release. Pairs with `Table::find`. A reader of the link also sees
-        // the entry in the new overflow line.
+        // ORDERING(table-link): Release. `Table::find` loads the link with Acquire. With Relaxed, a
+        // reader of the link could miss the entry in the new overflow line.
         line[LINK].store(u64::from(index), Ordering::Release);
     }
 
-    /// Calls `each` for each entry of `bucket`: with its cache line, and its index in that line.
     fn each_entry(&self, bucket: u32, each: impl Fn(&Line, usize)) {
         let mut line = self.table.buckets.get(bucket);
         loop {
@@ -378,8 +346,6 @@ impl<K: Copy> Stripe<'_, K> {
         }
     }
 
-    /// Moves entries of a bucket from its overflow lines to free positions in its first cache line.
-    /// Frees the overflow lines that become empty.
     fn close_ranks(&self, bucket: u32) {
         let first = self.table.buckets.get(bucket);
         while let Some(index) = self.link_of(first) {
@@ -426,42 +392,35 @@ impl Size {
     }
 }
 
-/// Returns the bucket of `hash` in a table of this size.
 #[inline(always)]
 fn bucket_of(hash: u32, size: u64) -> u32 {
     Extent::of(size).bucket_of(hash)
 }
 
-/// Returns the entries with the tag of `hash`.
 #[inline(always)]
 fn matches(line: &Line, hash: u32) -> Lanes {
     let tags = line.first_chunk().expect("a line has more than two words");
-    // ORDERING(table-entry): Acquire. Pairs with `store_entry`, which stores an entry's tag (16
-    // bits of its hash) last. So a reader that sees the tag also sees the entry's slot number and
-    // the content of that slot.
+    // ORDERING(table-entry): Acquire. `store_entry` stores an entry's tag last, with Release. With
+    // Relaxed, a reader that sees the tag could miss the entry's slot number or the content of that
+    // slot.
     WordPair::load_acquire(tags).lanes_equal((hash >> 16) as u16)
 }
 
-/// Returns the slot of the entry in a lane of `matches`.
 #[inline(always)]
 fn slot_at(line: &Line, lane: Lane) -> u32 {
     let slots = line[SLOTS..].first_chunk().expect("there are four words of slots");
-    // ORDERING(table-slot): Acquire. Pairs with the store of the slot number in `store_slot`,
-    // before that of the tag. If a removed entry left an equal tag, a reader may see the slot
-    // number before its tag. It still sees the slot's content, which was stored first.
+    // ORDERING(table-slot): Acquire. `store_slot` stores the slot number with Release, before the
+    // tag. If a removed entry left an equal tag, a reader may see the slot number before its tag.
+    // It must still see the slot's content, which was stored first.
     lane.half_of(slots)
 }
 
-/// Returns the slot number of an entry of a cache line. The caller holds the lock of the bucket's
-/// stripe.
 fn slot_of(line: &Line, entry: usize) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let pair = line[SLOTS + entry / 2].load(Ordering::Relaxed);
     (pair >> (32 * (entry % 2))) as u32
 }
 
-/// Returns the eight bits of an entry's hash that are neither in the tag nor in the stripe's
-/// number. The caller holds the stripe's lock.
 fn rest_of(line: &Line, entry: usize) -> u8 {
     // ORDERING: Relaxed. Read under the stripe's lock only.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
@@ -471,9 +430,6 @@ fn rest(hash: u32) -> u8 {
     (hash >> STRIPE_BITS) as u8
 }
 
-/// Rebuilds the hash of an entry, as far as a bucket split needs it: from its tag (upper 16 bits),
-/// eight further bits of the cache line, and the bucket's number (low bits). The caller holds the
-/// lock of the bucket's stripe.
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;
@@ -481,8 +437,7 @@ fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
     (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
 }
 
-/// Stores a hash and a slot number as entry `entry` of a cache line. The tag (16 bits of the hash)
-/// is stored last, so a reader that finds the tag also finds the slot number.
+/// Stores the tag last, so a reader that finds the tag also finds the slot number.
 fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     store_slot(line, entry, slot);
     let rests = &line[RESTS];
@@ -495,20 +450,19 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     let (shift, mask) = (16 * (entry % 4), 0xffff << (16 * (entry % 4)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = tags.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-entry): Release. Pairs with `matches`. A reader that finds the tag also sees
-    // the slot number and the slot's content.
+    // ORDERING(table-entry): Release. `matches` loads the tag with Acquire. With Relaxed, a reader
+    // that finds the tag could miss the slot number or the slot's content.
     tags.store(word | (u64::from(hash >> 16) << shift), Ordering::Release);
 }
 
-/// Stores the slot number of an entry in a cache line; 0 removes the entry. The caller holds the
-/// lock of the bucket's stripe.
+/// `slot` 0 removes the entry.
 fn store_slot(line: &Line, entry: usize, slot: u32) {
     let pair = &line[SLOTS + entry / 2];
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
     // ORDERING: Relaxed. Written only under the stripe's lock.
     let word = pair.load(Ordering::Relaxed) & !mask;
-    // ORDERING(table-slot): Release. Pairs with `slot_at`. A reader of the slot number also sees
-    // the slot's content.
+    // ORDERING(table-slot): Release. `slot_at` loads the slot number with Acquire. With Relaxed, a
+    // reader of the slot number could miss the slot's content.
     pair.store(word | (u64::from(slot) << shift), Ordering::Release);
 }
 

@@ -248,10 +248,9 @@ impl Tmpfs {
         count
     }
 
-    /// Runs `step`, which must hold no lock when it fails. If it fails for lack of space in the
-    /// budget `space`, de-duplicates all queued sets of extended attributes and runs `step` again.
-    /// `ENOSPC` can also mean too many attribute names or inodes. De-duplication does not help
-    /// there, so `step` is not repeated.
+    /// Runs `step`, which must hold no lock when it fails. If the budget `space` refuses it,
+    /// de-duplicates all queued sets of extended attributes and runs `step` again. A failure for
+    /// another reason, such as too many names, is not retried.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         // De-duplication can free space only if a set was queued before or after `step`. If another
         // thread has emptied the queue meanwhile, a retry may find enough space.
@@ -267,7 +266,6 @@ impl Tmpfs {
         }
     }
 
-    /// Changes the extended attribute `name` of an inode.
     fn change_xattr(&self, ino: u64, name: &[u8], change: Change<'_>) -> Result<(), Errno> {
         self.retry_after_sharing(|| {
             let table = self.table.enter();
@@ -280,8 +278,6 @@ impl Tmpfs {
         })
     }
 
-    /// Changes the extended attributes and ACLs of an inode. The errors are those of
-    /// `Xattrs::change`.
     fn change_set(
         &self,
         inode: &mut Inode,
@@ -292,8 +288,6 @@ impl Tmpfs {
         self.xattrs.change(&mut inode.attributes.xattrs, ino, change, changed, now, &self.space)
     }
 
-    /// Frees an inode and its slot if `is_wanted` accepts it. Returns the charged bytes and the
-    /// inode to the budgets.
     fn discard(&self, ino: u64, is_wanted: impl FnOnce(&Attributes) -> bool) {
         let table = self.table.enter();
         let Ok(slot) = table.write(ino) else { return };
@@ -311,7 +305,6 @@ impl Tmpfs {
         self.inodes.give_back(1);
     }
 
-    /// Returns the content of a regular file. `EISDIR` for a directory, `EINVAL` for another kind.
     fn content(&self, ino: u64) -> Result<Arc<RwLock<FileContent>>, Errno> {
         let table = self.table.enter();
         let content = table.read(ino)?.content()?.cloned();
@@ -321,8 +314,7 @@ impl Tmpfs {
         }
     }
 
-    /// Changes the content of a regular file, and then its inode with `finish`. stat(2) never sees
-    /// one change without the other.
+    /// stat(2) never sees the change of the content without that of the inode.
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
@@ -343,7 +335,6 @@ impl Tmpfs {
         Ok(result)
     }
 
-    /// Makes the changes of `set`, all or none.
     fn set_attributes(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let ino = node.ino();
         let Some(size) = set.size else {
@@ -374,8 +365,7 @@ impl Tmpfs {
         Ok(inode.attr())
     }
 
-    /// Sets permission bits in the access ACL, if the inode has one. Fails with `ENOSPC` if the ACL
-    /// is shared and there is no space for a copy.
+    /// Fails with `ENOSPC` if a copy of a shared ACL finds no space.
     fn chmod_acl(&self, inode: &mut Inode, mode: Option<u32>, now: Timespec) -> Result<(), Errno> {
         let Some(mode) = mode else { return Ok(()) };
         let Some(acl) = inode.attributes.acl(AclKind::Access) else { return Ok(()) };
@@ -384,7 +374,6 @@ impl Tmpfs {
         self.change_set(inode, Change::Acl(AclKind::Access, Some(&acl)), now)
     }
 
-    /// If much memory was freed, returns it to the system.
     fn trim(&self) {
         let bytes = self.table.bytes() + self.space.used();
         // ORDERING: Relaxed. A sample; nothing is published through it.
@@ -400,7 +389,6 @@ impl Tmpfs {
         }
     }
 
-    /// Updates the access time of an inode after a read.
     fn note_read(&self, table: &Entered<'_>, inode: RwLockReadGuard<'_, Inode>) {
         let ino = inode.ino();
         if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {
@@ -645,7 +633,6 @@ impl FileSystem for Tmpfs {
         self.discard(ino, |attributes| attributes.nlink == 0);
     }
 
-    /// De-duplicates the queued sets of attributes, and returns freed memory to the system.
     fn maintain(&self) {
         self.trim();
         self.share_xattrs();

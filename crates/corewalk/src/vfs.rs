@@ -195,14 +195,11 @@ pub struct Vfs {
 pub(crate) struct Superblock {
     pub(crate) fs: Arc<dyn FileSystem>,
     root_ino: u64,
-    /// The path locks, for a back end by path.
     paths: Option<Paths>,
-    /// The inode numbers for a back end that has none.
     numbers: Option<Numbers>,
 }
 
-/// All file systems of a namespace. None is removed, so the superblock index in an inode stays
-/// valid.
+/// No file system is removed, so the superblock index in an inode stays valid.
 pub(crate) struct Supers {
     /// Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
@@ -291,19 +288,16 @@ impl Vfs {
         slot.map(|slot| InodeRef { vfs: self, slot })
     }
 
-    /// Returns the file system that an inode belongs to.
     pub(crate) fn fs(&self, inode: InodeSlot) -> &dyn FileSystem {
         &*self.superblock(inode).fs
     }
 
-    /// Returns the superblock of an inode.
     #[inline]
     pub(crate) fn superblock(&self, inode: InodeSlot) -> &Superblock {
         self.supers.get(self.dcache.inodes.superblock(inode))
     }
 
-    /// Adds a file system whose root has the attributes `attr`. Returns its root dentry with a
-    /// reference for the caller.
+    /// Returns its root dentry with a reference for the caller.
     ///
     /// # Errors
     /// `ENFILE` after 1024 file systems; `ENOMEM`.
@@ -464,7 +458,7 @@ impl<'v> InodeRef<'v> {
         ino
     }
 
-    /// Returns this reference. If the inode has too many references, drops this one and fails.
+    /// Drops this reference and fails if the inode has too many.
     ///
     /// # Errors
     /// `ENFILE` above the limit of references.
@@ -473,7 +467,6 @@ impl<'v> InodeRef<'v> {
         if self.is_saturated() { Err(Errno::NFILE) } else { Ok(self) }
     }
 
-    /// Returns true if the count of references is above its limit.
     #[inline]
     fn is_saturated(&self) -> bool {
         self.vfs.dcache.inodes.lockref(self.slot).count() % LOOKUP > REFS_MAX
@@ -606,9 +599,8 @@ mod tests {
         assert!(batches[0].iter().all(|batch| !batches[1].contains(batch)), "{batches:?}");
     }
 
-    /// After another file has taken over a name, the name must lead to this file only. In the test
-    /// a new file is entered as if the cache had no dentry of the name. The earlier dentry must not
-    /// be found any more. Trap T15 in `traps.md`.
+    /// After another file has taken over a name, the name must lead to this file only, even if the
+    /// cache has missed the earlier dentry. Trap T15 in `traps.md`.
     #[test]
     fn name_that_another_file_has_taken_leads_to_the_new_file() {
         let vfs = new();
@@ -631,12 +623,10 @@ mod tests {
             }
             found
         };
-        // Enter the new file, as if no dentry was found.
         let node = crate::dcache::DentryInode { inode: files[1].slot, kind: FileKind::Regular };
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         assert_eq!(inode_of(old), [files[1].slot]);
-        // Move a dentry to the name, with no target given.
         let slot = dcache.publish(key, &lookup_key, Some(node), &in_lookup).unwrap();
         dcache.put(slot);
         let from = dcache.lookup_key(moved);

@@ -109,12 +109,10 @@ pub struct Resolved {
     pub dentry: (u32, u64),
 }
 
-/// The reason that a pass ended without an answer.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// A dentry changed while the walk read it, so the walk must begin again.
     Retry,
-    /// The answer is this error.
     Fail(Errno),
 }
 
@@ -124,7 +122,6 @@ impl From<Errno> for Stop {
     }
 }
 
-/// The way in which a pass keeps its dentries valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Rcu,
@@ -144,9 +141,7 @@ pub(crate) struct Walk<'v, 'a> {
     /// crossed a mount point, because counting writes shared memory.
     pub(crate) mount: Cow<'a, Arc<Mount>>,
     pub(crate) dentry: DentrySlot,
-    /// The snapshot of the dentry.
     pub(crate) seen: crate::dentry::Snapshot,
-    /// The reference on `dentry`, if there is one.
     pub(crate) hold: Option<DentryAndInode<'v>>,
     /// The dentries that the walk has passed, with their sequences. The walk borrows this read set,
     /// because a read set is large and a `Walk` is moved.
@@ -328,7 +323,6 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Walks along `path`, through all of its symbolic links.
     fn follow(&mut self, path: &[u8]) -> Result<(), Stop> {
         self.record();
         let must_be_directory = path.ends_with(b"/") || self.flags.contains(WalkFlags::DIRECTORY);
@@ -365,7 +359,6 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(())
     }
 
-    /// Returns the place with a reference.
     fn end_in_path(&mut self) -> Result<PathRef<'v>, Stop> {
         if self.seen.body.is_negative() {
             return Err(self.validated(Errno::NOENT));
@@ -379,7 +372,6 @@ impl<'v, 'a> Walk<'v, 'a> {
         Ok(PathRef { vfs: self.vfs, mount, dentry: dentry.into_slot(), inode })
     }
 
-    /// Returns the place without a reference.
     fn end_resolved(&mut self) -> Result<Resolved, Stop> {
         if self.seen.body.is_negative() {
             return Err(self.validated(Errno::NOENT));
@@ -410,7 +402,6 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Checks that no dentry of the read set has changed since the walk added it.
     pub(crate) fn validate(&self) -> Result<(), Stop> {
         let dentries = &self.vfs.dcache.dentries;
         match self.read_set.is_unchanged(dentries) {
@@ -419,7 +410,6 @@ impl<'v, 'a> Walk<'v, 'a> {
         }
     }
 
-    /// Adds the current dentry to the read set.
     #[inline]
     pub(crate) fn record(&mut self) {
         if self.mode == Mode::Rcu {
@@ -438,7 +428,6 @@ impl<'v, 'a> Walk<'v, 'a> {
         self.validate()
     }
 
-    /// Checks that a confined walk ended below its root.
     fn stay_below_root(&mut self) -> Result<(), Stop> {
         if !self.flags.intersects(WalkFlags::BENEATH | WalkFlags::IN_ROOT) {
             return Ok(());
@@ -470,7 +459,6 @@ impl<'v, 'a> Walk<'v, 'a> {
     }
 }
 
-/// Returns the first component of `path`, which is empty if none is left, and the rest.
 #[inline]
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut path = path;

@@ -1,5 +1,5 @@
-//! A test first gets each path in a vector, and then has it written into buffers of many sizes. A
-//! translation writes at the end of its buffer. So if the path fits, the buffer must end with it.
+//! Tests of translations into buffers of many sizes. A translation writes at the end of its buffer.
+//! So if the path fits, the buffer must end with the path that a translation into a vector returns.
 //! Otherwise the result must be an error.
 //!
 //! Source: Linux `fs/d_path.c`; getcwd(2); trap T11.
@@ -44,10 +44,6 @@ fn place<'v>(vfs: &'v Vfs, from: &PathRef<'v>, path: &str) -> PathRef<'v> {
 type Owned = Result<Vec<u8>, Errno>;
 type InBuffer<'a> = Box<dyn Fn(&mut [u8]) -> Owned + 'a>;
 
-/// Translates `place` to its path from `root`, in every format.
-///
-/// Returns four things for each format: its name, the path, a function that writes the path into a
-/// buffer, and the error of that function if the buffer is too small.
 fn formats<'a>(
     place: &'a PathRef<'_>,
     root: &'a PathRef<'_>,
@@ -74,8 +70,6 @@ fn formats<'a>(
     ]
 }
 
-/// Translates `place` in every format into buffers of many sizes, up to 400 bytes larger than
-/// needed.
 fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     for (format, owned, in_buffer, too_small) in formats(place, root) {
         let len = owned.as_ref().map_or(600, Vec::len);
@@ -102,9 +96,7 @@ fn check_in_buffers(place: &PathRef<'_>, root: &PathRef<'_>) {
     }
 }
 
-/// A path that does not fit the buffer is an error. Covers the root, an empty buffer, an exact fit
-/// and one byte less, removed files, files outside of the root or across a mount, and names and
-/// paths of many lengths. Trap T11 in `traps.md`.
+/// A path that does not fit the buffer is an error. Trap T11 in `traps.md`.
 #[test]
 fn path_fits_its_buffer_or_is_an_error() {
     let vfs = new();

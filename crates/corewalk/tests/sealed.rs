@@ -20,13 +20,9 @@ use corewalk_testkit::seal::{Seal, prove};
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of nested directories.
 const DEEP: usize = 12;
-/// The number of existing names in the innermost directory. The test also looks up as many missing
-/// names in that directory.
 const WIDE: usize = 1000;
 
-/// A namespace with a warm cache, the caller's credentials, and the paths to walk.
 struct Warm {
     vfs: &'static Vfs,
     creds: [Cred; 2],
@@ -41,15 +37,13 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode, 0, 0)).unwrap().0
 }
 
-/// Returns a namespace whose cache has all names of the test. It is leaked, because `prove` makes
-/// its memory read-only for a while.
+/// The result is leaked, because `prove` makes its memory read-only for a while.
 fn build() -> Warm {
     let fs = std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 16);
     let vfs: &'static Vfs = Box::leak(Box::new(Vfs::new(fs, options).unwrap()));
     let (mut bottom, mut path) = (vfs.root(), String::new());
     for level in 0..DEEP {
-        // Every second name is too long to be inline in its dentry.
         let name = format!("level-{level}-{}", "x".repeat(level % 2 * 60));
         bottom = make(vfs, &bottom, &name, S_IFDIR | 0o755);
         path = format!("{path}/{name}");
@@ -72,7 +66,6 @@ fn build() -> Warm {
     warm
 }
 
-/// Returns the last two components of `path`.
 fn tail(path: &str) -> &str {
     let last = path.rfind('/').unwrap();
     &path[path[..last].rfind('/').unwrap() + 1..]

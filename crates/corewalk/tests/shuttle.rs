@@ -31,7 +31,6 @@ use corewalk_base::primitives::{
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// The chmod of the programs.
 fn chmod() -> SetAttr {
     SetAttr::default().with_mode(0o4711)
 }
@@ -69,10 +68,8 @@ fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
     vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
 }
 
-/// The part of a program that one thread runs.
 type Body = Box<dyn FnOnce(&Vfs) + Send>;
 
-/// Runs all `threads` concurrently on one namespace.
 fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     let threads: Vec<_> = threads
         .into_iter()
@@ -123,8 +120,6 @@ fn control_exchange_in_three_steps_is_caught() {
     });
 }
 
-/// Runs `replace`, which renames `a` over `b`. Meanwhile one thread looks up `b`, and another looks
-/// up `a` and translates it to its path.
 fn replace_against_lookup(replace: fn(&Vfs)) {
     let vfs = new();
     let files = ["a", "b"].map(|file| make(&vfs, None, file, S_IFREG));
@@ -202,8 +197,6 @@ fn directories_moved_into_each_other_stay_a_tree() {
     assert!(wins.iter().all(|&wins| wins > 0), "not reached: {wins:?}");
 }
 
-/// Two clients look a file up and forget it with `forget`, while the file is removed. The test
-/// checks that no reference is left at the end.
 fn forget_against_lookup(forget: fn(&Vfs, u64)) {
     let vfs = new();
     let start = vfs.stats();
@@ -295,15 +288,12 @@ fn control_path_without_a_reference_is_caught() {
     });
 }
 
-/// The state of `f` before another machine puts a file there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Before {
     Nothing,
     AnotherFile,
 }
 
-/// Another machine renames `g` to `f`, and `tell` invalidates the cache, while two threads look `f`
-/// up. The cache must then agree with the back end.
 fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let root = Node::detached(fs.root().unwrap().ino, corewalk::FileKind::Directory);
@@ -324,8 +314,8 @@ fn invalidate_against_fill(before: Before, tell: fn(&Vfs)) {
     assert_eq!(lookup(&vfs, "f"), Ok(next), "T25: a stale answer stayed");
 }
 
-/// A stale answer of the back end must not be cached after an invalidation, here of the name alone.
-/// Traps T25 and P12 in `traps.md`.
+/// After an invalidation of a name, an older answer of the back end for this name must not be
+/// cached. Traps T25 and P12 in `traps.md`.
 #[test]
 fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap();
@@ -333,8 +323,8 @@ fn fill_during_an_invalidation_of_the_name_is_not_stale() {
     check(move || invalidate_against_fill(Before::AnotherFile, tell));
 }
 
-/// A stale answer of the back end must not be cached after an invalidation, here of the whole
-/// directory. Traps T25 and P12 in `traps.md`.
+/// After an invalidation of a directory, an older answer of the back end for a name in it must not
+/// be cached. Traps T25 and P12 in `traps.md`.
 #[test]
 fn fill_during_an_invalidation_of_the_directory_is_not_stale() {
     let tell = |vfs: &Vfs| vfs.invalidate_dir(&vfs.root()).unwrap();
@@ -350,8 +340,8 @@ fn control_change_without_invalidation_is_caught() {
     check(|| invalidate_against_fill(Before::Nothing, |_| ()));
 }
 
-/// A user writes to a set-user-ID file while `chmod` changes the mode, which must not be lost.
-/// Set-user-ID may remain only if the chmod came after the write. Returns the mode at the end.
+/// A chmod beside a write must not be lost. Set-user-ID may remain only if the chmod came after the
+/// write.
 fn chmod_against_write(chmod: fn(&Vfs, &Tmpfs, u64)) -> u32 {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let vfs = over(Arc::clone(&fs) as Arc<dyn FileSystem>);
@@ -400,14 +390,12 @@ fn control_chmod_without_the_attribute_lock_is_caught() {
     });
 }
 
-/// The references that a walker keeps.
 #[derive(Clone, Copy)]
 enum Hold {
     Path,
     Nothing,
 }
 
-/// The order of a walk into a mount and its umount.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Met {
     /// The walk found the directory below the mount.
@@ -418,8 +406,6 @@ enum Met {
     Left,
 }
 
-/// Unmounts a file system while another thread walks into it, and keeps the path that it finds if
-/// `holds` says so. Returns in which order the walk and the umount took effect.
 fn umount_against_walk(holds: Hold) -> Met {
     let vfs = new();
     make(&vfs, None, "m", S_IFDIR);
@@ -513,7 +499,6 @@ fn wrong_forget_during_lookup_by_number_drops_nothing() {
     });
 }
 
-/// The entries of the root, read in one call.
 fn read(vfs: &Vfs) -> Vec<(Vec<u8>, Attr)> {
     let mut entries = vec![];
     let mut take = |entry: DirEntry<'_>| {
@@ -622,9 +607,6 @@ fn lookup_in_a_removed_directory_finds_no_other_files() {
     });
 }
 
-/// `mkdir` makes a directory `d` whose name has a negative dentry. Meanwhile two threads look `d`
-/// up `looks` times each, and a third runs `meanwhile`. A lookup must find `d` after the creation,
-/// or after an earlier lookup of its thread.
 fn mkdir_against_lookup(looks: u32, mkdir: fn(&Vfs) -> u64, meanwhile: fn(&Vfs)) {
     let vfs = new();
     let start = vfs.stats();

@@ -21,7 +21,6 @@ use corewalk::{Cred, Errno, InodeRef, Make, May, Name, Removal, RenameMode, Vfs,
 use corewalk_base::primitives::{atomic::Ordering, thread, unmodelled::AtomicUsize};
 use tree::{Links, PathTree};
 
-/// The source of the back end's paths.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum From {
     Call,
@@ -32,7 +31,6 @@ fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Returns a namespace with `x/d/f` and `y`, and its back end.
 fn new(from: From) -> (Arc<PathTree>, Arc<Vfs>) {
     let fs = PathTree::slow(Links::Yes, Duration::ZERO, Duration::ZERO);
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(16);
@@ -49,7 +47,6 @@ fn new(from: From) -> (Arc<PathTree>, Arc<Vfs>) {
     (fs, vfs)
 }
 
-/// Returns the inode of a path.
 fn at<'v>(vfs: &'v Vfs, path: &str) -> InodeRef<'v> {
     path.split('/')
         .filter(|part| !part.is_empty())
@@ -76,8 +73,6 @@ fn run(vfs: &Arc<Vfs>, threads: Vec<Body>) {
     }
 }
 
-/// Moves a directory back and forth. Meanwhile other threads read a file's attributes below it and
-/// create another file.
 fn move_beside_calls(from: From) {
     let (fs, vfs) = new(from);
     let (d, f) = (at(&vfs, "x/d").into_lookups(), at(&vfs, "x/d/f").into_lookups());

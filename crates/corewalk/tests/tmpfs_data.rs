@@ -9,9 +9,7 @@ use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, Seek, S
 use proptest::prelude::*;
 
 const PAGE: usize = 4096;
-/// The size of the model, in pages.
 const PAGES: usize = 400;
-/// The budget, in pages.
 const BUDGET: usize = 150;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,8 +117,7 @@ impl Model {
         Ok(())
     }
 
-    /// Returns true if the model has space for `len` more bytes. Reserved pages behind the end
-    /// count as used.
+    /// Reserved pages behind the end count as used.
     fn has_room_to_insert(&self, len: usize) -> bool {
         let last = &self.pages[PAGES - len.div_ceil(PAGE)..];
         last.iter().all(|&page| page == Page::Absent) && self.bytes.len() + len <= 300 * PAGE
@@ -141,7 +138,6 @@ impl Model {
 enum Op {
     Write(usize, usize, u8),
     Truncate(usize),
-    /// Truncates the file to its current size.
     CutAgain,
     Allocate(usize, usize, bool, bool),
     Punch(usize, usize),
@@ -151,7 +147,6 @@ enum Op {
     Seek(usize),
 }
 
-/// Returns offsets below 160 pages, many of them at or next to page edges.
 fn offset() -> impl Strategy<Value = usize> {
     prop_oneof![
         0..160 * PAGE,

@@ -16,7 +16,6 @@ fn files() -> u64 {
     given.map_or(FILES, |files| files.parse().expect("COREWALK_MEMORY_FILES is a number"))
 }
 
-/// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");

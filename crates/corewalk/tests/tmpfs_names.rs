@@ -53,13 +53,11 @@ fn list(fs: &Tmpfs, parent: u64) -> BTreeMap<Vec<u8>, u64> {
     entries
 }
 
-/// Returns mtime and ctime of an inode.
 fn times(fs: &Tmpfs, ino: u64) -> (Timespec, Timespec) {
     let attr = fs.getattr(Node::detached(ino, FileKind::Regular)).unwrap();
     (attr.mtime, attr.ctime)
 }
 
-/// Runs `change`, and checks that exactly the inodes in `expected` got a new mtime or ctime.
 fn assert_touches(fs: &Tmpfs, expected: &[(u64, bool, bool)], what: &str, change: impl FnOnce()) {
     let old = Timespec { secs: 5, nanos: 6 };
     for &(ino, ..) in expected {
@@ -542,10 +540,8 @@ fn check_links(fs: &Tmpfs, dirs: &[u64], all: &[u64]) {
     }
 }
 
-/// Concurrent renames must not deadlock. In three directories, one inside another, all threads
-/// rename all pairs of names onto each other in every mode, and also remove, link and make names. A
-/// back end need not support concurrent calls with the same names, but tmpfs does. Trap P9 in
-/// `traps.md`.
+/// Concurrent renames must not deadlock. A back end need not support concurrent calls with the same
+/// names, but tmpfs does. Trap P9 in `traps.md`.
 #[test]
 fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     let _watchdog = Watchdog::start("all-pairs rename storm", Duration::from_secs(120));
@@ -596,7 +592,6 @@ fn rename_of_all_pairs_neither_deadlocks_nor_loses_links() {
     assert_eq!(stat.files - stat.ffree, names as u64 + 1, "{seed}");
 }
 
-/// A name that is replaced continually must never be missing.
 #[test]
 fn lookup_during_rename_over_finds_old_or_new() {
     let fs = new_fs();
@@ -643,8 +638,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model's names. A directory and a name lead to an inode number, and to a flag that is true
-/// for a directory. Directories that operations make stay empty, so the model needs no tree.
+/// The model needs no tree, because directories that operations make stay empty.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(
@@ -672,7 +666,6 @@ fn expected_rename(
     Ok(())
 }
 
-/// A file system with three nested directories, and the model of its names.
 struct Compared {
     fs: Tmpfs,
     dirs: [u64; 3],
@@ -688,7 +681,6 @@ impl Compared {
         Compared { fs, dirs: [ROOT, x, y], names: Names::new(), made: Vec::new() }
     }
 
-    /// Runs the operation `op` on the file system and on the model. Both must give the same result.
     fn step(&mut self, op: Op) -> Result<(), TestCaseError> {
         let (fs, names) = (&self.fs, &mut self.names);
         let parent = |d: usize| dir(self.dirs[d]);
@@ -736,7 +728,6 @@ impl Compared {
         Ok(())
     }
 
-    /// Compares all names and counts all links.
     fn check(&self) -> Result<(), TestCaseError> {
         for (index, &parent) in self.dirs.iter().enumerate() {
             let here = self.names.iter().filter(|((d, _), _)| *d == index);

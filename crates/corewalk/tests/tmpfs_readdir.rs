@@ -35,8 +35,6 @@ fn rename(fs: &Tmpfs, from: &str, to: &str, mode: RenameMode) -> Result<(), Errn
     fs.rename(from, to, mode)
 }
 
-/// Reads the root directory in calls of at most `step` entries, with `between` after each. Returns
-/// all names in order.
 fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
     let (mut names, mut cookie) = (Vec::new(), 0);
     loop {
@@ -59,7 +57,6 @@ fn pass(fs: &Tmpfs, step: usize, mut between: impl FnMut()) -> Vec<String> {
     }
 }
 
-/// Checks that `count` names with `prefix` were read, each exactly once.
 fn assert_each_once(names: &[String], prefix: &str, count: usize, seed: Seed) {
     let stable = || names.iter().filter(|name| name.starts_with(prefix));
     let distinct: BTreeSet<_> = stable().collect();

@@ -26,9 +26,7 @@ use tar::{Archive, Entry, EntryType};
 #[derive(Clone)]
 struct Member {
     attr: Attr,
-    /// The offset of the content in the archive, in bytes.
     content: u64,
-    /// The target of a symbolic link.
     target: PathBuf,
 }
 
@@ -47,7 +45,6 @@ fn split(path: &Path) -> (PathBuf, OsString) {
     (dir.to_owned(), path.file_name().unwrap_or_default().to_owned())
 }
 
-/// Returns a path of the archive, relative to its root.
 fn relative(path: &Path) -> Result<PathBuf, Errno> {
     let is_above = path.components().any(|part| part == Component::ParentDir);
     let names = path.components().filter(|part| matches!(part, Component::Normal(_)));
@@ -55,7 +52,6 @@ fn relative(path: &Path) -> Result<PathBuf, Errno> {
 }
 
 impl Tar {
-    /// Reads the headers of the archive at `path`.
     pub(crate) fn open(path: &Path) -> io::Result<Tar> {
         let mut tar = Tar { archive: File::open(path)?, members: BTreeMap::new() };
         tar.insert(Path::new(""), directory());

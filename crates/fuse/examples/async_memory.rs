@@ -23,7 +23,6 @@ impl<D: Fn(&'static str, &[u8]) -> Duration + Send + Sync + 'static> Later<D> {
         Arc::new(Later { fs: Tmpfs::new(options), delay })
     }
 
-    /// Waits as long as `delay` says.
     async fn wait(&self, call: &'static str, name: &[u8]) -> &Tmpfs {
         let delay = (self.delay)(call, name);
         if !delay.is_zero() {

@@ -32,7 +32,6 @@ pub(crate) struct Http {
     client: Client<HttpConnector, Empty<Bytes>>,
 }
 
-/// An entry of a listing of nginx.
 #[derive(Deserialize)]
 struct Entry {
     name: String,
@@ -60,7 +59,6 @@ impl Http {
         Http { base: base.trim_end_matches('/').to_owned(), client }
     }
 
-    /// Fetches a path, or the bytes of `range`.
     async fn get(&self, path: &[u8], range: Option<(u64, u64)>) -> Result<Bytes, Errno> {
         let mut url = self.base.clone();
         for &byte in path {
@@ -90,13 +88,11 @@ impl Http {
         }
     }
 
-    /// Returns the entries of the directory at `path`.
     async fn list(&self, path: &[u8]) -> Result<Vec<Entry>, Errno> {
         let path = if path == b"/" { b"/".to_vec() } else { [path, b"/"].concat() };
         serde_json::from_slice(&self.get(&path, None).await?).map_err(|_| Errno::IO)
     }
 
-    /// Returns the attributes of `name` in the directory at `path`.
     async fn find(&self, path: &[u8], name: &[u8]) -> Result<Attr, Errno> {
         let entries = self.list(path).await?;
         let entry = entries.iter().find(|entry| entry.name.as_bytes() == name);

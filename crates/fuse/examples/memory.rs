@@ -21,13 +21,11 @@ type Files = BTreeMap<PathBuf, File>;
 
 pub(crate) struct Memory(Mutex<Files>);
 
-/// Returns an empty file system. Its root has the empty path.
 pub(crate) fn memory() -> Arc<ByPath<Memory>> {
     let root = (Attr::dir(0).with_mode(S_IFDIR | 0o1777).with_times(Timespec::now()), Vec::new());
     Arc::new(ByPath::new(Memory(Mutex::new(Files::from([(PathBuf::new(), root)])))))
 }
 
-/// Returns the file at a path and, if it is a directory, all files below it at any depth.
 fn subtree<'f>(files: &'f Files, path: &Path) -> impl Iterator<Item = (&'f PathBuf, &'f File)> {
     files.range(path.to_owned()..).take_while(move |(below, _)| below.starts_with(path))
 }

@@ -37,7 +37,6 @@ impl Shown {
         Ok(self.from.join(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(&path))))
     }
 
-    /// Looks a name up and counts one lookup of its node.
     fn enter(&self, parent: INodeNo, name: &OsStr) -> io::Result<FileAttr> {
         let (dir, named) = (self.table.get(parent.0)?, Name::new(name.as_bytes())?);
         let found = fs::symlink_metadata(self.path(parent)?.join(name));

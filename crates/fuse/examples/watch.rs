@@ -23,7 +23,6 @@ use corewalk::{Attr, ByPath, Errno, PathEntry, PathFileSystem, errno_of};
 use corewalk_fuse::{EndSignals, KernelCache, Mount, MountOptions, Options};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
-/// A directory of the host.
 pub(crate) struct Shown(pub(crate) PathBuf);
 
 impl PathFileSystem for Shown {
@@ -61,7 +60,6 @@ impl PathFileSystem for Shown {
     }
 }
 
-/// The directories that are watched.
 pub(crate) struct Watch {
     inotify: OwnedFd,
     root: PathBuf,
@@ -70,7 +68,6 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Watches `root` and all directories below it.
     pub(crate) fn new(root: PathBuf) -> Result<Watch, Errno> {
         let inotify = inotify::init(CreateFlags::CLOEXEC)?;
         let mut watch = Watch { inotify, root, directories: HashMap::new() };

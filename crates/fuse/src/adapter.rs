@@ -6,15 +6,15 @@
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
-//!   with `ENOSYS`. After that the kernel sends neither open nor release.
+//!   with `ENOSYS`. After that answer the kernel sends neither open nor release.
 //! - If the back end does nothing when a file descriptor is closed, the adapter answers the first
-//!   `flush` with `ENOSYS`. After that the kernel does not send it.
+//!   `flush` with `ENOSYS`. After that answer the kernel sends no `flush`.
 //! - The adapter does not request file locks. So the kernel manages them itself, as for a local
 //!   file system.
 //!
 //! # The set-user-ID and set-group-ID bits of a changed file
-//! - If the kernel checks permissions, it clears set-user-ID. It clears set-group-ID only if the
-//!   group may execute the file. In an open that truncates, it clears neither bit.
+//! - A kernel that checks permissions clears set-user-ID of a changed file. It clears set-group-ID
+//!   only if the group may execute the file. In an open that truncates, it clears neither bit.
 //! - If the server checks permissions, the adapter leaves both bits to the server
 //!   (`FUSE_HANDLE_KILLPRIV`).
 //! - In both cases the server decides about set-group-ID of a file that the group may not execute
@@ -71,13 +71,11 @@ pub struct Adapter {
     offload: Offload,
 }
 
-/// The way in which the adapter answers an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The adapter answers it with these flags, which say
-    /// whether the kernel may keep its cached pages of the file.
+    /// The kernel sends a request for each open. The flags of the answer say whether it may keep
+    /// its cached pages of the file.
     Asked(FopenFlags),
-    /// The kernel sends no open.
     Free,
 }
 
@@ -104,7 +102,7 @@ impl Adapter {
         &self.server
     }
 
-    /// Runs a request. If it panics, returns `EIO`.
+    /// If it panics, returns `EIO`.
     fn guarded<T>(
         &self,
         caller: Caller,
@@ -113,15 +111,13 @@ impl Adapter {
         guarded(&self.server, caller, request)
     }
 
-    /// Requests those features from the kernel that the options need.
     fn negotiate(&mut self, config: &mut KernelConfig) {
         let options = self.server.options();
         let offered = Features(config.capabilities().bits());
         if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
         }
-        // Do not request `FUSE_HANDLE_KILLPRIV_V2`: it adds flags to requests, and fuser does not
-        // pass these flags to its file systems.
+        // fuser does not pass on the flags that `FUSE_HANDLE_KILLPRIV_V2` adds to requests.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
         self.server.set_features(offered, chosen);
@@ -136,7 +132,7 @@ impl Adapter {
     }
 }
 
-/// Runs a request. If it panics, returns `EIO`.
+/// If it panics, returns `EIO`.
 fn guarded<T>(
     server: &Server,
     caller: Caller,
@@ -154,6 +150,6 @@ fn guarded<T>(
 }
 
 thread_local! {
-    /// The buffer for read requests, which each thread reuses for all its requests.
+    /// Each thread reuses this buffer for all its read requests.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }

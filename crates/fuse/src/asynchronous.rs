@@ -12,10 +12,9 @@
 //!   `Options::requests_max` futures run, and further requests wait in a queue.
 //! - Concurrent requests for one name, or for the attributes of one inode, share one answer of the
 //!   back end (`flights`).
-//! - If a client is killed while it waits, its request gets `EINTR` immediately
-//!   ([`crate::interrupts`]). A future that only reads is dropped. A future that changes names goes
-//!   on, and keeps the locks of the names. Exception: a client that changes content waits for the
-//!   end of its future.
+//! - A killed client gets `EINTR` immediately ([`crate::interrupts`]), unless its request changes
+//!   content. A future that only reads is dropped. A future that changes names goes on, and keeps
+//!   the locks of the names.
 //!
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).

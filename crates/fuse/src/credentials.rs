@@ -8,8 +8,8 @@
 //! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a
 //!   process count only if the process is in the user namespace of the server
 //!   (`/proc/PID/ns/user`).
-//! - access(2) and setfsuid(2) can make `fsuid` differ from the other user IDs of a process. In
-//!   that case root has its permitted capabilities, and any other user has none, as in access(2).
+//! - access(2) and setfsuid(2) can make `fsuid` differ from the other user IDs of a process. Then
+//!   root has its permitted capabilities, and any other user has none.
 //! - A process whose files in `/proc` cannot be read has no groups and no capabilities.
 //!
 //! Source: proc_pid_status(5), access(2), capabilities(7), user_namespaces(7).
@@ -17,11 +17,9 @@
 use corewalk::{Caller, Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
-/// Maximum number of bytes that are read from `/proc/PID/status`. Only its list of groups is long.
 /// The limit is enough for 4096 groups of ten digits.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
-/// The capabilities that matter to a file system, each with the kernel's number for it.
 const CAPS: [(u32, Caps); 9] = [
     (0, Caps::CHOWN),
     (1, Caps::DAC_OVERRIDE),
@@ -34,11 +32,9 @@ const CAPS: [(u32, Caps); 9] = [
     (31, Caps::SETFCAP),
 ];
 
-/// A user namespace: the device and inode number of its file in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserNamespace(u64, u64);
 
-/// The fields of `/proc/PID/status` from which the credentials are made.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Status {
     fsuid: Option<u32>,
@@ -52,8 +48,8 @@ pub(crate) fn prechecked(caller: Caller) -> Cred {
     Cred::prechecked(caller.uid, caller.gid)
 }
 
-/// Returns the current credentials of `caller`. `ours` is the user namespace of the server. The
-/// result contains the caller's capabilities only if the caller is in this namespace too.
+/// The result contains capabilities only if the caller is in `ours`, the user namespace of the
+/// server.
 pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     let nobody = Cred::user(caller.uid, caller.gid, &[]).with_caps(Caps::empty());
     let status = match caller.pid {
@@ -71,20 +67,16 @@ pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     nobody.with_groups(status.groups).with_caps(caps)
 }
 
-/// Returns the current credentials of `caller`, as [`resolve`] does, but only if `/proc` shows the
-/// credentials of the request. Returns `None` for a caller outside the user namespace `ours`, or
-/// with another file system user ID. An example is overlayfs, which sends requests with the
-/// credentials of its mount.
+/// Returns `None` unless `/proc` shows the credentials of the request. Overlayfs, for example,
+/// sends requests with the credentials of its mount.
 pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Option<Cred> {
     let status = Status::of(&format!("/proc/{}/status", caller.pid)).ok()?;
     let is_exact = status.fsuid == Some(caller.uid) && is_in(caller, ours);
     is_exact.then(|| resolve(caller, ours))
 }
 
-/// Returns the credentials that decide whether `caller` may make a chown(2) that the kernel has not
-/// checked. A caller outside the user namespace `ours` has no capabilities. If `/proc` shows
-/// another file system user ID, the request comes from a file system that lies over this one, such
-/// as overlayfs, and that one has checked the caller.
+/// The kernel has not checked this chown(2). If `/proc` shows another file system user ID, a file
+/// system over this one, such as overlayfs, has sent the request and checked the caller.
 pub(crate) fn resolve_for_chown(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     match Status::of(&format!("/proc/{}/status", caller.pid)) {
         Ok(status) if status.fsuid != Some(caller.uid) => prechecked(caller),
@@ -92,7 +84,6 @@ pub(crate) fn resolve_for_chown(caller: Caller, ours: Option<UserNamespace>) -> 
     }
 }
 
-/// Returns true if the caller is in the user namespace `ours`.
 fn is_in(caller: Caller, ours: Option<UserNamespace>) -> bool {
     ours.is_some() && UserNamespace::of(caller.pid) == ours
 }
@@ -131,8 +122,6 @@ impl Status {
                 word.and_then(|word| u64::from_str_radix(word, 16).ok()).unwrap_or(0)
             };
             match &line[..colon] {
-                // The line `Uid:` has four numbers: the real, effective, saved and file system user
-                // IDs.
                 b"Uid" => status.fsuid = words.nth(3).and_then(|word| word.parse().ok()),
                 b"Groups" => status.groups = words.filter_map(|word| word.parse().ok()).collect(),
                 b"CapPrm" => status.permitted = hex(words.next()),
@@ -180,7 +169,6 @@ mod tests {
 
     #[test]
     fn caller_that_is_gone_has_no_rights() {
-        // Use a pid that no process has: all pids are below 2^22.
         let cred = resolve(Caller { uid: 0, gid: 0, pid: u32::MAX }, UserNamespace::ours());
         assert_eq!((cred.uid, cred.groups.len(), cred.caps), (0, 0, Caps::empty()));
     }

@@ -19,9 +19,9 @@
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
-//!   that the kernel sends neither open nor release.
-//! - `flush` gets `ENOSYS` if the back end does nothing when a descriptor is closed. After that the
-//!   kernel does not send it.
+//!   that answer the kernel sends neither open nor release.
+//! - `flush` gets `ENOSYS` if the back end does nothing when a descriptor is closed. After that
+//!   answer the kernel sends no `flush`.
 //! - An interrupt gets `ENOSYS`, unless calls of the back end may wait. A back end that waits
 //!   learns of killed clients from [`Request::is_cancelled`].
 //!
@@ -63,60 +63,46 @@ use crate::service::{Dispatch, Outcome, Reply};
 use crate::timeouts::Timeouts;
 use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
 
-/// The pauses before the retries, during which forgets can arrive.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
-/// The size in bytes of the buffer for the body of an answer to a request that runs later. The
-/// longest such body is the answer to a request that creates a file.
 const LATER_BODY_BYTES: usize = 256;
-/// The first error number that the kernel does not accept in an answer.
 const ERRNO_END: i32 = 512;
-/// A flag in the answer to opendir: the kernel may cache the entries of the directory.
+/// The kernel may cache the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
-/// The flag of a request that opens a file: clear set-user-ID and set-group-ID
-/// (`FUSE_OPEN_KILL_SUIDGID`).
+/// Clear set-user-ID and set-group-ID (`FUSE_OPEN_KILL_SUIDGID`).
 const OPEN_KILL_SET_ID: u32 = 1;
 
-/// Serves requests, some of them on offload threads. The drop of a `Dispatcher` waits until the
-/// offload threads have run all their requests.
+/// Dropping a `Dispatcher` waits until the offload threads have run all their requests.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
-    /// The part of the dispatcher that the offload threads share. They must not share the whole
-    /// dispatcher. Its drop waits for all offload threads, and an offload thread that drops the
-    /// last reference would wait for itself.
+    /// The offload threads share the requests and not the dispatcher. Its drop waits for these
+    /// threads, so a thread with the last reference would wait for itself.
     requests: Arc<Requests>,
     payload_bytes: usize,
     features: Features,
     offload: Offload,
-    /// Threads that take locks, used if the kernel must drop its cached pages of a file when a lock
-    /// is taken. To drop pages, the kernel may first have to read or write them. So the threads
-    /// that serve reads and writes must not take such locks.
+    /// When a lock is taken, the kernel may have to drop cached pages, and to read or write them
+    /// first. So the threads that serve reads and writes must not take such locks.
     lock_takers: Offload,
     lock_waits: Arc<LockWaits>,
 }
 
-/// Runs requests. Each operation has a method, which reads the arguments and calls the server.
 #[derive(Debug)]
 struct Requests {
     server: Arc<Server>,
     timeouts: Timeouts,
-    /// True if the kernel need not send opens.
     opens_are_free: bool,
-    /// True if the kernel may keep its cached pages and listings when a file is opened.
     keeps_cache: bool,
-    /// The running requests, for back ends that ask whether a client was killed. Empty if calls of
-    /// the back end do not wait.
+    /// Empty if calls of the back end do not wait.
     interrupts: Arc<Interrupts>,
     passthrough: Option<Passthrough>,
 }
 
-/// A request that runs, and that ends with this value.
 struct Running<'a> {
     interrupts: &'a Interrupts,
     unique: u64,
 }
 
-/// A request whose back end can ask whether its client was killed.
 #[derive(Debug)]
 struct Killable {
     pid: u32,
@@ -124,7 +110,6 @@ struct Killable {
 }
 
 impl Dispatcher {
-    /// Returns a dispatcher for a connection that `init` has opened.
     pub(crate) fn new(server: Arc<Server>, init: &Init) -> Dispatcher {
         let payload_bytes = init.payload_bytes(server.options());
         let features = Features::choose_own(&server, init.offered);
@@ -161,8 +146,7 @@ impl Dispatch for Dispatcher {
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
-                // Ignore the result: a forget has no answer, and `run` has already counted a panic
-                // of the server.
+                // A forget has no answer.
                 let _ = self.requests.run(message, &mut Body::new(&mut []));
                 Outcome::Silent
             }
@@ -234,8 +218,8 @@ impl Dispatch for Dispatcher {
     }
 }
 
-/// Returns true if the request can drop a lock that another owner waits for. A request that turns a
-/// write lock of fcntl(2) into a read lock counts too.
+/// A request that turns a write lock of fcntl(2) into a read lock can also end the wait of another
+/// owner.
 fn may_unlock(message: &Message<'_>) -> bool {
     match message.header.opcode {
         Opcode::SETLK | Opcode::SETLKW => {
@@ -245,12 +229,10 @@ fn may_unlock(message: &Message<'_>) -> bool {
     }
 }
 
-/// Returns true if a request about a lock takes one.
 fn takes_lock(message: &Message<'_>) -> bool {
     message.lock().is_ok_and(|(_, lock)| lock.kind != LockKind::Unlock)
 }
 
-/// Returns true if the operation may fail with `ENOSPC`, because it needs space in the file system.
 fn needs_space(opcode: Opcode) -> bool {
     matches!(
         opcode,
@@ -273,8 +255,6 @@ fn needs_space(opcode: Opcode) -> bool {
 }
 
 impl Requests {
-    /// Returns what a request says about set-user-ID and set-group-ID. `flag` is the bit of `flags`
-    /// that asks the server to clear them.
     fn set_id(&self, flags: u32, flag: u32) -> SetId {
         match self.server.has_kill_flags() {
             false => SetId::Unsaid,
@@ -283,8 +263,6 @@ impl Requests {
         }
     }
 
-    /// Returns the instant at which a request arrived, or `None` if the back end does not set how
-    /// long the kernel keeps its answers.
     fn arrival(&self) -> Option<Instant> {
         self.server.has_leases().then(Instant::now)
     }
@@ -305,8 +283,6 @@ impl Requests {
         last
     }
 
-    /// Runs a request. Returns `EIO` if the request panics, or if it fails with an error number
-    /// that the kernel does not accept.
     fn run(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let (request, _running) = self.begin(message);
         let run = AssertUnwindSafe(|| request.run(|| self.dispatch(message, &mut *body)));
@@ -315,24 +291,21 @@ impl Requests {
                 // The panic hook has already printed the message.
                 self.server.count_panic();
                 let lists = matches!(message.header.opcode, Opcode::READDIR | Opcode::READDIRPLUS);
-                // If a listing panics after the first entry, it succeeds with the entries before
-                // the panic. The server has already counted a lookup for each of them (guarantee
-                // D.2).
+                // The server has already counted a lookup for each entry before the panic
+                // (guarantee D.2), so the kernel must get these entries.
                 if lists && body.len() > 0 { Ok(()) } else { Err(Errno::IO) }
             })
             .map_err(|error| if error.raw_os_error() < ERRNO_END { error } else { Errno::IO })
     }
 
-    /// Returns the request for the back end. If calls of the back end may wait, an interrupt can
-    /// cancel the request until the returned [`Running`] is dropped.
     fn begin(&self, message: &Message<'_>) -> (Request, Option<Running<'_>>) {
         let header = message.header;
         let request = Request::new(header.caller);
         let is_killable = match header.opcode {
             // `lock_waits` has already entered this request.
             Opcode::SETLKW => false,
-            // The kernel sends these requests only once. They must run even if a killed client has
-            // caused them.
+            // The kernel sends these requests only once, so they must run even if their client was
+            // killed.
             Opcode::FLUSH | Opcode::RELEASE | Opcode::RELEASEDIR => false,
             _ => self.server.waits(),
         };
@@ -349,7 +322,6 @@ impl Requests {
         (request.with_cancel(cancel), Some(running))
     }
 
-    /// Calls the function of an operation.
     fn dispatch(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         match message.header.opcode {
             Opcode::LOOKUP => self.lookup(message, body),
@@ -392,7 +364,7 @@ impl Requests {
             Opcode::POLL => self.poll(message, body),
             Opcode::GETLK if self.server.has_locks() => self.get_lock(message, body),
             Opcode::SETLK | Opcode::SETLKW if self.server.has_locks() => self.set_lock(message),
-            // The kernel does not send the operation again after this error.
+            // After this error the kernel does not send the operation again.
             _ => Err(Errno::NOSYS),
         }
     }

@@ -31,58 +31,44 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
 use foldhash::fast::RandomState;
 
-/// The time between two checks of the interrupted requests.
 const TICK: Duration = Duration::from_millis(50);
-/// The bit of `SIGKILL` in a set of signals.
 const SIGKILL_BIT: u64 = 1 << 8;
-/// The number of shards of the index.
 const SHARDS: u64 = 16;
-/// Maximum number of early interrupts of one shard.
+/// An interrupt is early if its request is not in the index yet.
 const EARLY_MAX: usize = 64;
 
-/// A request that a signal may cancel.
 pub(crate) trait Interruptible: Send + Sync {
-    /// Returns the thread that waits for the answer.
     fn pid(&self) -> u32;
 
-    /// Returns the signals that cancel the request.
     fn cancelled_by(&self) -> CancelledBy;
 
-    /// Returns true if the request has already got its answer. An implementation whose requests
-    /// leave the index when they are answered may always return false.
     fn is_answered(&self) -> bool {
         false
     }
 
-    /// Cancels the request.
     fn cancel(&self);
 }
 
-/// The signals that cancel a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelledBy {
-    /// No signal cancels the request. A request that closes a file must run even if its client is
-    /// killed, because the kernel sends it only once.
+    /// The kernel sends a request that closes a file only once, so it must run even if its client
+    /// is killed.
     Nothing,
-    /// A signal that kills the thread.
     Kill,
-    /// Any signal.
     AnySignal,
 }
 
-/// The requests that a signal may cancel, by the kernel's number.
 #[derive(Default)]
 pub(crate) struct Interrupts {
     shards: [Mutex<Shard>; SHARDS as usize],
     interrupted: Arc<Interrupted>,
 }
 
-/// A shard of the index of running requests. All fields are protected by the mutex of the shard.
+/// All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,
-    /// The numbers of interrupted requests that were not in the index, with the newest number last.
-    /// Such a request has either ended or not been entered yet.
+    /// Interrupted requests that were not in the index: each has ended, or was not entered yet.
     early: VecDeque<u64>,
 }
 
@@ -92,9 +78,8 @@ impl Interrupts {
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
-    /// Enters a request into the index. If it returns true, an interrupt for the request has
-    /// arrived earlier. The caller must then call [`Interrupts::signalled`] as soon as the request
-    /// can be cancelled.
+    /// Returns true if an interrupt has arrived before the request. Then the caller must call
+    /// [`Interrupts::signalled`] as soon as the request can be cancelled.
     #[must_use]
     pub(crate) fn enter(&self, unique: u64, request: Arc<dyn Interruptible>) -> bool {
         let mut shard = self.shard(unique).lock();
@@ -102,24 +87,20 @@ impl Interrupts {
         shard.early.contains(&unique)
     }
 
-    /// Removes a request that has ended.
     pub(crate) fn remove(&self, unique: u64) {
         self.shard(unique).lock().requests.remove(&unique);
     }
 
-    /// Returns all requests.
     pub(crate) fn all(&self) -> Vec<Arc<dyn Interruptible>> {
         let requests =
             |shard: &Mutex<Shard>| -> Vec<_> { shard.lock().requests.values().cloned().collect() };
         self.shards.iter().flat_map(requests).collect()
     }
 
-    /// Returns the number of requests.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().requests.len()).sum()
     }
 
-    /// Handles the kernel's message that a signal has come to the thread that waits for a request.
     /// Returns true if that has cancelled the request.
     pub(crate) fn interrupt(&self, unique: u64) -> bool {
         let mut shard = self.shard(unique).lock();
@@ -129,8 +110,8 @@ impl Interrupts {
                 self.signalled(&request)
             }
             None => {
-                // The request is not in the index yet. The kernel reports a signal only once, so
-                // remember the number of the request.
+                // The kernel reports a signal only once, so remember the number until the request
+                // is entered.
                 if shard.early.len() == EARLY_MAX {
                     shard.early.pop_front();
                 }
@@ -140,8 +121,8 @@ impl Interrupts {
         }
     }
 
-    /// Handles a signal that has come to the thread of a request. Returns true if the signal
-    /// cancels the request. If not, watches for a later signal that may cancel it.
+    /// A signal that does not cancel the request may be followed by one that does. So the request
+    /// is watched until it ends.
     pub(crate) fn signalled(&self, request: &Arc<dyn Interruptible>) -> bool {
         let is_cancelled = match request.cancelled_by() {
             CancelledBy::Nothing => return false,
@@ -168,16 +149,14 @@ struct Interrupted {
     watched: Mutex<Watched>,
 }
 
-/// All fields are protected by `Interrupted::watched`.
+/// Protected by `Interrupted::watched`.
 #[derive(Default)]
 struct Watched {
     requests: Vec<Weak<dyn Interruptible>>,
-    /// True if a thread checks the requests.
     has_thread: bool,
 }
 
 impl Interrupted {
-    /// Cancels `request` as soon as the thread that waits for it is killed.
     fn watch(self: &Arc<Self>, request: &Arc<dyn Interruptible>) {
         let mut watched = self.watched.lock();
         watched.requests.push(Arc::downgrade(request));
@@ -193,7 +172,6 @@ impl Interrupted {
         }
     }
 
-    /// Checks the requests until none is left.
     fn check(&self) {
         loop {
             thread::sleep(TICK);
@@ -217,8 +195,7 @@ impl Interrupted {
     }
 }
 
-/// Returns true if a signal has killed the thread `pid`. Also returns true if the thread cannot be
-/// seen, because it has ended or is in another PID namespace.
+/// A thread that has ended, or that is in another PID namespace, counts as killed.
 fn is_killed(pid: u32) -> bool {
     let status = match pid {
         0 => return true,
@@ -255,7 +232,7 @@ mod tests {
     #[test]
     fn running_thread_is_not_killed_and_a_missing_one_is() {
         assert!(!is_killed(std::process::id()));
-        // No process has this pid, because all pids are below 2^22.
+        // All pids are below 2^22.
         assert!(is_killed(u32::MAX));
         assert!(is_killed(0));
     }

@@ -2,14 +2,13 @@
 //! ([`corewalk::Leases`]).
 //!
 //! # Time
-//! The kernel measures the time for which it may keep an answer from the moment at which it gets
-//! the answer. The back end has given the answer earlier, and the server may be stopped in between.
-//! So right before it writes an answer, the server subtracts the time since the request arrived. An
-//! answer that has taken longer than [`LATE`] gets no time at all. If the server finds after the
-//! write that the answer was late, it makes the kernel drop the answer immediately. Two cases
-//! remain:
+//! The kernel measures how long it may keep an answer from the moment at which it gets the answer.
+//! But the back end has given the answer earlier. So right before the server writes an answer, it
+//! subtracts the time since the request arrived. An answer that has taken longer than [`LATE`] gets
+//! no time at all. If the answer turns out to be late after the write, the server makes the kernel
+//! drop it. Two cases remain:
 //! - The server may be stopped between the subtraction and the write. Then the kernel can use an
-//!   old answer until the drop, which follows immediately after the write.
+//!   old answer until the server makes it drop the answer.
 //! - While the whole machine is suspended, the times stand still.
 //!
 //! # Transports
@@ -29,16 +28,13 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// If an answer takes longer than this, the server sends it without a time, or makes the kernel
-/// drop it again. So a back end must stop trusting a lease more than this time before the lease
-/// ends.
+/// If an answer takes longer, the kernel does not keep it. So a back end must stop trusting a lease
+/// this much before the lease ends.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
-/// The kernel's cache of a mount, as its back end sees it.
 #[derive(Debug)]
 struct Client {
     notifier: Notifier,
-    /// The inode number of the root.
     root: u64,
 }
 
@@ -58,8 +54,6 @@ impl ClientCache for Client {
 }
 
 impl Server {
-    /// If the back end has leases, passes it the object by which it makes the kernel drop cached
-    /// answers.
     pub(crate) fn attach_client(&self, notifier: Notifier) {
         let root = self.vfs().root();
         if let Some(leases) = self.vfs().leases(&root) {
@@ -67,15 +61,11 @@ impl Server {
         }
     }
 
-    /// Returns how long the kernel may remember that the directory `parent` has no `name`, after a
-    /// lookup has said so.
     pub(crate) fn absent_ttl(&self, parent: u64, name: &[u8]) -> Option<Duration> {
         let (dir, name) = (self.vfs().inode(self.translate(parent)).ok()?, Name::new(name).ok()?);
         Some(self.vfs().leases(&dir)?.absent_ttl(dir.ino(), name))
     }
 
-    /// Makes the kernel drop an answer with a time that was written late. `begun` is the instant at
-    /// which its request arrived.
     pub(crate) fn expire_late(&self, message: &Message<'_>, body: &[u8], begun: Instant) {
         let header = message.header;
         if begun.elapsed() <= LATE || !has_time(header.opcode, body) {
@@ -96,8 +86,6 @@ impl Server {
     }
 }
 
-/// Returns true if the body of an answer has a time, in seconds and nanoseconds, for which the
-/// kernel keeps the answer.
 fn has_time(opcode: Opcode, body: &[u8]) -> bool {
     let words = match opcode {
         // In a `fuse_entry_out`, bytes 16 to 23 are the seconds of the entry's time, and bytes 32

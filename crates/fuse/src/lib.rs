@@ -53,8 +53,8 @@ mod adapter;
 mod asynchronous;
 mod credentials;
 mod dispatch;
-/// A tmpfs into which tests can inject delays and failures. The tests on a real mount use this file
-/// too. The unit tests use only some of its functions.
+/// A tmpfs into which tests can inject delays and failures. The tests on real mounts share the
+/// file, and use more of its functions.
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../tests/real/hooked.rs"]

@@ -17,22 +17,18 @@ use corewalk::{Errno, FileLock, LockKind};
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// The owners of locks.
 #[derive(Debug, Default)]
 pub(crate) struct LockOwners {
-    /// For each node with locks: the open files through which they were taken, and their owners.
-    /// Protected by its own mutex. A thread that holds it takes no other lock.
+    /// The pairs of open file and owner, by node. Protected by its own mutex, under which no other
+    /// lock is taken.
     by_node: Mutex<HashMap<u64, Vec<Pair>, RandomState>>,
 }
 
-/// The handle of an open file, and an owner.
 type Pair = (u64, u64);
 
 impl LockOwners {
-    /// Notes that `lock` was requested through the open file `handle`, with the result `done`.
-    ///
-    /// Of all errors, only `EAGAIN` means that the owner has no new lock. After any other error,
-    /// the back end may have granted the lock and lost the answer.
+    /// After an error other than `EAGAIN`, the back end may have granted the lock and lost the
+    /// answer. So the owner of the lock is remembered in that case too.
     pub(crate) fn requested(
         &self,
         (node, handle): (u64, u64),
@@ -51,7 +47,6 @@ impl LockOwners {
         }
     }
 
-    /// Forgets an owner whose locks on a file have ended.
     pub(crate) fn flushed(&self, node: u64, owner: u64) {
         let mut by_node = self.by_node.lock();
         if let Some(owners) = by_node.get_mut(&node) {

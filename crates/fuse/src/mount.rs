@@ -77,12 +77,10 @@ pub struct Mount<S = Server> {
 /// Identifies a mount, even after the mount was moved.
 #[derive(Clone, Debug)]
 pub struct Mountpoint {
-    /// The path at the time of the mount.
     path: PathBuf,
-    /// The mount number and the device number of the mount. After the mount is gone, a later mount
-    /// may get both numbers.
+    /// Number and device number of the mount. A later mount may get both.
     identity: table::Identity,
-    /// The device, which shows whether the connection still exists.
+    /// Shows whether the connection still exists.
     device: Arc<Device>,
 }
 
@@ -161,13 +159,12 @@ impl<S> Mount<S> {
         let session = self.session.take().expect("only `wait` and `drop` take the session");
         let mut ended = end(session);
         // `ECONNABORTED` has two causes:
-        // - A detached mount has ended. A few threads may read this error, and the mount is gone.
+        // - A detached mount has ended. Only a few threads read this error, and the mount is gone.
         // - The connection was aborted. All threads read this error, and the mount still exists.
         let is_aborted = ended == Err(MountError::System("serving requests", Errno::CONNABORTED));
         if is_aborted && self.point.find() == Ok(None) {
             ended = Ok(());
         }
-        // After an abort the mount still exists, but has no server. So unmount it.
         if let Err(error) = self.point.unmount() {
             log::error!("cannot unmount {}, it stays mounted: {error}", self.point.path.display());
         }
@@ -193,14 +190,14 @@ impl Mountpoint {
         if device::unmount(&path, device::Force::None).is_ok() {
             return Ok(Unmounted::Done);
         }
-        // The unmount has failed. Either the mount is in use, or its path has changed since `find`
-        // read the mount table. So read the path from the mount table again.
+        // The mount is in use, or its path has changed since `find` read the mount table. So read
+        // the path again.
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         device::unmount(&path, device::Force::Detach)?;
         Ok(Unmounted::Detached)
     }
 
-    /// Returns the path that now leads to the mount, or `None` if the mount is gone.
+    /// Returns `None` if the mount is gone.
     ///
     /// # Errors
     /// `EBUSY` if another mount is on top of the mount. `EIO` if the mount table cannot be read.
@@ -212,15 +209,13 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // `path` leads to a mount with the mount number and the device number of this mount.
-        // Another mount can have got these numbers only after our FUSE connection has ended. Such a
-        // mount has a server, and ours then has none.
+        // Another mount can have got the numbers of this one only after our FUSE connection has
+        // ended. Then the mount at `path` has a server, and ours has none.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
 }
 
-/// Mounts `server` on the directory `path`, and starts to serve it.
 pub(crate) fn mount_server<S: Service>(
     server: Arc<S>,
     given: &Path,
@@ -256,7 +251,6 @@ pub(crate) fn mount_server<S: Service>(
     }
 }
 
-/// Starts the threads that serve requests.
 fn start(
     server: &Arc<dyn Service>,
     point: &Mountpoint,
@@ -287,8 +281,8 @@ impl<S> Drop for Mount<S> {
                 }
             }
             Ok(Unmounted::Already | Unmounted::Detached) => {
-                // Do not wait for the end of a detached mount, because processes may use it for an
-                // unlimited time.
+                // Programs may use a detached mount for an unlimited time, so do not wait for its
+                // end.
             }
             Err(error) => {
                 log::error!(

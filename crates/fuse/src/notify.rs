@@ -63,7 +63,6 @@ impl KernelCache {
         match self.server.invalidate_name(parent, name) {
             // A removed directory has no names.
             Ok(()) | Err(Errno::NOENT) => {}
-            // The kernel holds no lookup of the directory, so it has cached no name in it.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -90,9 +89,8 @@ impl KernelCache {
             };
             match child {
                 Ok(child) => dir = child,
-                // A directory on the path may be missing in corewalk's cache, but the kernel may
-                // still have it. So make the kernel drop the name of that directory, with
-                // everything below it.
+                // The kernel may have a directory that corewalk's cache lacks. So make the kernel
+                // drop its name, with everything below it.
                 Err(Errno::NOENT) => {
                     return self.drop_entry(self.server.translate(dir.ino()), name);
                 }
@@ -124,7 +122,6 @@ impl KernelCache {
         self.server.invalidate_all(&mut |node| directories.push(node));
         self.device.notify_inc_epoch()?;
         // The kernel caches a listing with its directory, so the expiry of names does not drop it.
-        // Each directory needs a notification of its own.
         directories
             .into_iter()
             .try_for_each(|node| self.device.notify_inval_inode(node, Pages::Drop))
@@ -159,7 +156,6 @@ impl KernelCache {
         self.server.nodes_of(ino).into_iter().try_for_each(|node| self.drop_inode(node))
     }
 
-    /// Drops the cached attributes and pages of a node.
     fn drop_inode(&self, node: u64) -> Result<(), Errno> {
         match self.server.invalidate_attributes(node) {
             Ok(()) => {}
@@ -171,13 +167,11 @@ impl KernelCache {
     }
 }
 
-/// Sends notifications to the kernel. A request does so if it makes answers in the kernel's cache
-/// wrong, and its own answer cannot correct them. After the mount has ended, no method has an
-/// effect.
+/// A request sends notifications if it makes answers in the kernel's cache wrong, and its own
+/// answer cannot correct them. After the mount has ended, no method has an effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Notifier {
-    /// Weak, because the server may live longer than the mount. A strong reference would then keep
-    /// `/dev/fuse` open.
+    /// Weak, because a server that lives longer than its mount would keep `/dev/fuse` open.
     device: Weak<Device>,
     below: Arc<MountsBelow>,
 }
@@ -187,21 +181,21 @@ impl Notifier {
         Notifier { device: Arc::downgrade(device), below: Arc::new(below) }
     }
 
-    /// Returns the device, unless the mount has ended.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         self.device.upgrade()
     }
 
-    /// Returns false while a file system is mounted on a directory of the mount.
+    /// Names must not expire while a file system is mounted on a directory of the mount: the kernel
+    /// would detach it.
     pub(crate) fn can_expire_names(&self) -> bool {
         !self.below.is_any()
     }
 
-    /// Makes the kernel look up each name again before it uses it. Any thread may call this method.
+    /// Makes the kernel look up each name again. Any thread may call this method.
     ///
     /// # Errors
     /// `EBUSY` if a file system is mounted on a directory of the mount; it would be detached.
-    /// `EINVAL` if the kernel is older than 6.16. `ENODEV` or `ENOTCONN` if the mount has ended.
+    /// `EINVAL` if the kernel is older than 6.16.
     pub(crate) fn expire_names(&self) -> Result<(), Errno> {
         let device = self.device.upgrade().ok_or(Errno::NODEV)?;
         match self.can_expire_names() {
@@ -210,15 +204,14 @@ impl Notifier {
         }
     }
 
-    /// Makes the kernel drop its cached attributes of a node. A thread that serves requests may
-    /// call this method, because the kernel takes no lock of the inode.
+    /// A thread that serves requests may call this method, because the kernel takes no lock of the
+    /// inode.
     pub(crate) fn drop_attributes(&self, node: u64) {
         self.drop_inode(node, Pages::Keep);
     }
 
-    /// Makes the kernel drop its cached attributes of a node, and with `Pages::Drop` also its
-    /// pages. With `Pages::Drop`, a thread that serves requests must not call this method: the
-    /// kernel may first have to write pages.
+    /// With `Pages::Drop`, a thread that serves requests must not call this method: the kernel may
+    /// first have to write pages.
     pub(crate) fn drop_inode(&self, node: u64, pages: Pages) {
         let Some(device) = self.device.upgrade() else { return };
         if let Err(error) = device.notify_inval_inode(node, pages) {
@@ -226,8 +219,8 @@ impl Notifier {
         }
     }
 
-    /// Makes the kernel drop a name in the directory `parent`. A thread that serves requests must
-    /// not call this method, because the kernel locks the directory.
+    /// A thread that serves requests must not call this method, because the kernel locks the
+    /// directory.
     pub(crate) fn drop_entry(&self, parent: u64, name: &[u8]) {
         let Some(device) = self.device.upgrade() else { return };
         if let Err(error) = device.notify_inval_entry(parent, name) {
@@ -235,8 +228,8 @@ impl Notifier {
         }
     }
 
-    /// Makes the kernel poll an open file again. `kernel_handle` is its number in the poll request.
-    /// Any thread may call this method, because the kernel takes no lock of a file for it.
+    /// `kernel_handle` is the kernel's number of the open file. Any thread may call this method,
+    /// because the kernel takes no lock of a file for it.
     pub(crate) fn wake_pollers(&self, kernel_handle: u64) {
         let Some(device) = self.device.upgrade() else { return };
         if let Err(error) = device.notify_poll(kernel_handle) {

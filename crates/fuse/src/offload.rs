@@ -22,39 +22,35 @@ use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex, MutexGuard};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Maximum number of threads of one pool.
 const THREADS_MAX: usize = 32;
 
-/// Serves a request and sends the answer.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// The pool of offload threads. When it is dropped, it waits until all queued jobs have run.
+/// The drop waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// The processors on which the thread that made the pool may run. Every offload thread gets
-    /// them. Otherwise it would inherit those of the thread that starts it, which may be fewer.
+    /// The processors of the thread that made the pool. An offload thread would otherwise inherit
+    /// those of the thread that starts it, which may be fewer.
     cpus: Option<CpuSet>,
-    /// The offload threads that were started. Protected by its own mutex, which no thread holds
-    /// together with the mutex of `Shared::queue`.
+    /// Protected by its own mutex, which no thread holds together with the mutex of
+    /// `Shared::queue`.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// The queue of jobs. Protected by its own mutex, which is unlocked while a job runs.
+    /// Protected by its own mutex, which is unlocked while a job runs.
     queue: Mutex<Queue>,
-    /// Notified when a job is added or the queue is closed. Idle threads wait on it, with the mutex
-    /// of `queue`.
+    /// Idle threads wait on it, with the mutex of `queue`.
     changed: Condvar,
 }
 
-/// The queue. All fields are protected by `Shared::queue`.
+/// Protected by `Shared::queue`.
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// The number of threads that wait for a job. A thread that was woken counts until it has
-    /// locked the queue.
+    /// A thread that was woken counts as idle until it has locked the queue.
     idle: usize,
     is_closed: bool,
 }
@@ -67,8 +63,7 @@ impl Default for Offload {
 }
 
 impl Offload {
-    /// Runs `job` on a thread of the pool. If the pool has no thread and cannot start one, runs it
-    /// on the calling thread.
+    /// If the pool has no thread and cannot start one, `job` runs on the calling thread.
     pub(crate) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(job);
@@ -87,7 +82,7 @@ impl Offload {
         let builder = thread::Builder::new().name("corewalk-offload".into());
         let run = move || {
             if let Some(cpus) = cpus {
-                // Ignore an error: the jobs can run on any processor.
+                // The jobs can run on any processor, so ignore an error.
                 let _ = sched_setaffinity(None, &cpus);
             }
             shared.work();
@@ -107,7 +102,6 @@ impl Offload {
 }
 
 impl Shared {
-    /// Runs jobs until the pool is closed.
     fn work(&self) {
         let mut queue = self.queue.lock();
         loop {
@@ -124,9 +118,8 @@ impl Shared {
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // Ignore a panic, whose message the panic hook has printed. Jobs of the dispatcher
-                // do not panic. If a job of the adapter panics, the destructor of fuser's reply
-                // answers `EIO`.
+                // Jobs of the dispatcher do not panic. If a job of the adapter panics, the
+                // destructor of fuser's reply answers `EIO`.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
@@ -138,8 +131,6 @@ impl Drop for Offload {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_all();
         for thread in self.threads.get_mut().drain(..) {
-            // Ignore the result: a panic of a job does not end the offload thread, so the join
-            // succeeds.
             let _ = thread.join();
         }
     }
@@ -165,9 +156,8 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// The pool must run jobs in parallel, and must have run all jobs when it is dropped. Each job
-    /// waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in reverse order,
-    /// so a pool with fewer threads would hang.
+    /// Each job waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in
+    /// reverse order, so a pool with fewer threads would hang.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
         let offload = Offload::default();

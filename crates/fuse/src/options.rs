@@ -27,7 +27,7 @@ use corewalk::VfsOptions;
 
 /// The longest write request that fits the buffers of fuser, in bytes.
 const WRITE_BYTES_MAX: u32 = 16 << 20;
-/// The shortest maximum that the protocol allows, in bytes.
+/// The lowest maximum that the protocol allows, in bytes.
 const WRITE_BYTES_MIN: u32 = 4096;
 
 /// The options of a [`Server`](crate::Server).
@@ -232,7 +232,6 @@ impl Options {
 }
 
 impl Default for Options {
-    /// Returns [`Options::shared`], which is right for any back end.
     fn default() -> Options {
         Options::shared()
     }

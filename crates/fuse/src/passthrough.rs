@@ -15,12 +15,11 @@
 //! passthrough.
 //!
 //! # Set-user-ID, set-group-ID and capabilities
-//! The kernel writes to the file of the host without `CAP_FSETID`. So the host clears set-user-ID,
-//! set-group-ID and capabilities with each write, even if another program has just set them. But
-//! the kernel of the mount may still have the old mode in its cache. A program with the new content
-//! could then run with the rights of the old one. Before such a write, the kernel sends a setattr
-//! request without any attribute ([`Passthrough::has`]). The server then clears the bits itself,
-//! and its answer has the new mode.
+//! The kernel writes to the file of the host without `CAP_FSETID`, so the host clears set-user-ID,
+//! set-group-ID and capabilities with each write. But the kernel of the mount may still have the
+//! old mode in its cache, and could run the new content with the rights of the old one. So before
+//! such a write, the kernel sends a setattr request without any attribute ([`Passthrough::has`]).
+//! The server then clears the bits itself, and its answer has the new mode.
 //!
 //! # Files that are not passed through
 //! - A file whose first open has `O_APPEND`. If a program later clears that flag with fcntl(2), the
@@ -46,25 +45,20 @@ use rustix::fs::OFlags;
 
 use crate::server::Server;
 
-/// The number of a registered file.
 pub(crate) type BackingId = NonZero<u32>;
 
-/// The registered files of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Passthrough {
-    /// The decision about each open inode, by its node number. Protected by its own mutex.
+    /// Protected by its own mutex.
     open: Mutex<HashMap<u64, Decision, RandomState>>,
-    /// Notified when a decision was made. Further opens of the inode wait on it, with the mutex of
-    /// `open`.
+    /// Further opens of an inode wait on it for the decision, with the mutex of `open`.
     decided: Condvar,
-    /// True after the kernel has refused a file for a reason that holds for all files.
+    /// The kernel has refused to register a file, for a reason that holds for all files.
     is_refused: AtomicBool,
 }
 
-/// The decision about the opens of one inode.
 #[derive(Debug)]
 enum Decision {
-    /// A thread is about to decide.
     Pending,
     Made {
         id: Option<BackingId>,
@@ -73,8 +67,8 @@ enum Decision {
     },
 }
 
-/// A pending decision. Its destructor completes it even if the back end panics, so that other opens
-/// do not wait for ever.
+/// The destructor completes a decision even if the back end panics, so that other opens do not wait
+/// for ever.
 struct Deciding<'a> {
     passthrough: &'a Passthrough,
     node: u64,
@@ -82,9 +76,8 @@ struct Deciding<'a> {
 }
 
 impl Passthrough {
-    /// Counts an open of `node`, and returns the registered file for the answer. If no other open
-    /// of the inode exists, it decides whether to register the file of the open file `handle`.
-    /// `flags` are those of open(2).
+    /// The first open of an inode decides whether the kernel reads and writes the file of the host
+    /// itself.
     pub(crate) fn opened(
         &self,
         server: &Server,
@@ -117,7 +110,6 @@ impl Passthrough {
         deciding.id
     }
 
-    /// Takes back an open of `node`, because the file was released.
     pub(crate) fn released(&self, server: &Server, node: u64) {
         let mut open = self.open.lock();
         let Some(Decision::Made { id, opens }) = open.get_mut(&node) else { return };
@@ -134,13 +126,13 @@ impl Passthrough {
         }
     }
 
-    /// Returns true if the kernel reads and writes the file of `node` itself.
     pub(crate) fn has(&self, node: u64) -> bool {
         matches!(self.open.lock().get(&node), Some(Decision::Made { id: Some(_), .. }))
     }
 
     fn register(&self, server: &Server, node: u64, handle: u64) -> Option<BackingId> {
-        // ORDERING: Relaxed. A hint, which saves a system call.
+        // ORDERING: Relaxed. A hint: a thread that misses the store of `true` in `register` only
+        // makes a system call that fails.
         if self.is_refused.load(Ordering::Relaxed) {
             return None;
         }
@@ -148,10 +140,11 @@ impl Passthrough {
         match server.device()?.open_backing_file(&file) {
             Ok(id) => Some(id),
             Err(error) => {
-                // Both errors hold for every file: this process may not register files (`EPERM`),
-                // or the host's file system lies over another one (`ELOOP`).
+                // This process may not register files (`EPERM`), or the host's file system lies
+                // over another one (`ELOOP`). Both hold for every file.
                 if matches!(error, Errno::PERM | Errno::LOOP) {
-                    // ORDERING: Relaxed. See above.
+                    // ORDERING: Relaxed. A hint: a thread whose load in `register` misses the value
+                    // only makes a system call that fails.
                     self.is_refused.store(true, Ordering::Relaxed);
                 }
                 log::debug!("the kernel does not pass a file through: {error}");

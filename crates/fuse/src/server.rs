@@ -63,15 +63,10 @@ use crate::options::{Options, Ownership, Permissions};
 use crate::wire::Features;
 use counters::Tallies;
 
-/// The node number of the root in the protocol.
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// The node number that a listing with attributes reports for an entry whose lookup failed.
-///
-/// For an entry whose lookup failed, the server returns node number 0, which means no node. But
-/// fuser sends one number for both the node and the directory entry, and the C library skips
-/// directory entries with number 0. So the adapter sends `NO_NODE` instead, with a timeout of 0:
-/// the kernel looks the name up before it uses it, and gets the error.
+/// A listing with attributes reports this number for an entry whose lookup failed, with a timeout
+/// of 0, so the kernel looks the name up. With the number 0, the C library would skip the entry.
 pub(crate) const NO_NODE: u64 = u64::MAX;
 
 /// A server of one file system, which counts the lookups that the kernel holds.
@@ -107,10 +102,7 @@ pub struct Server {
     lock_owners: LockOwners,
     tallies: Tallies,
     notifier: OnceLock<Notifier>,
-    /// The features that the kernel has offered, and those that the server has chosen.
     features: OnceLock<(Features, Features)>,
-    /// The name of the transport of the mount. If the preferred transport is not used, the text
-    /// also says why.
     transport: OnceLock<Box<str>>,
 }
 
@@ -139,9 +131,9 @@ pub struct Change {
     /// The handle of the open file through which the caller makes the change, as by ftruncate(2).
     /// The permission for the change was checked when the file was opened.
     pub handle: Option<u64>,
-    /// The bits that the request says to clear or keep: set-user-ID and set-group-ID. Two kinds of
-    /// requests say so: a truncation, and a change without attributes. The kernel sends the latter
-    /// before the caller writes past the server.
+    /// Whether the change clears the set-user-ID and set-group-ID bits of the file. Only two kinds
+    /// of requests say so: a truncation, and a change without attributes, which the kernel sends
+    /// before a write that the server does not see.
     pub set_id: SetId,
 }
 
@@ -164,13 +156,12 @@ impl Server {
     /// `EINVAL` for options that [conflict](Options::check); the errors of [`Vfs::new`].
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Server, Errno> {
         options.check().map_err(|_| Errno::INVAL)?;
-        // A back end that finds files by path cannot find an unlinked file. So corewalk keeps an
-        // unlinked file under a hidden name until the file is closed. For that, the server must
-        // know which files are open.
+        // A back end that finds files by path cannot find an unlinked one, so corewalk keeps it
+        // under a hidden name until it is closed. For that, the server must know which files are
+        // open.
         let (has_locks, has_backing_files) = (fs.has_locks(), fs.has_backing_files());
         let has_open_state =
             fs.has_open_state() || has_locks || fs.addressing() == Addressing::PathOnly;
-        // Locks make requests wait for other owners, even if no call of the back end waits.
         let (fsync_waits, waits) = (fs.fsync_waits(), fs.waits() || has_locks);
         let has_leases = fs.leases().is_some();
         let vfs = Vfs::new(fs, options.vfs.clone())?;
@@ -239,7 +230,6 @@ impl Server {
         self.notifier.get()
     }
 
-    /// Returns the device of the mount, unless the mount has ended.
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         self.notifier()?.device()
     }
@@ -286,8 +276,7 @@ impl Server {
         self.hand_out(found.inode, attr)
     }
 
-    /// Looks up `name` in `dir`. If other programs may change the directory, asks the back end even
-    /// for a cached name.
+    /// If other programs may change the directory, asks the back end even for a cached name.
     fn look_up(
         &self,
         cred: &Cred,
@@ -300,10 +289,8 @@ impl Server {
         }
     }
 
-    /// Returns `node` itself for the name `.`, or its parent directory for `..`.
-    ///
-    /// The kernel looks up `.` and `..` if a process opens a file handle of an inode that the
-    /// kernel has forgotten. It sends these lookups for the inode and for the directories above it.
+    /// The kernel looks up `.` and `..` to open a file handle of an inode that it has forgotten:
+    /// first for the inode, then for the directories above it.
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
@@ -332,7 +319,6 @@ impl Server {
     pub fn forget(&self, node: u64, n: u64) {
         self.tallies.requests.add(1);
         if node == ROOT_NODE || node == NO_NODE {
-            // The server counts no lookups of these two nodes.
             return;
         }
         if self.vfs.forget(self.translate(node), n) {
@@ -393,14 +379,13 @@ impl Server {
         if set.size.is_some() {
             self.remove_capability(&inode)?;
             // For truncate(2) the kernel also sends the current time as the modification time.
-            // Ignore that time, because a truncation sets the modification time anyway.
+            // Ignore it, because a truncation sets that time anyway.
             set.mtime = set.mtime.filter(|time| *time != SetTime::Now);
         }
         let missing = match is_chown {
             true => self.missing_for_chown(caller, &inode)?,
             false => Caps::empty(),
         };
-        // Ask before the change, which removes the answer from the cache.
         let has_capability = is_chown && self.may_keep_capability(&inode)?;
         let attr = self.change(caller, &inode, set_id, |cred| {
             // The kernel has checked the permission when the file was opened.
@@ -424,48 +409,39 @@ impl Server {
         self.vfs.access(&self.cred(caller), &inode, May::from_bits_truncate(mask & 7))
     }
 
-    /// Counts a request, and returns the counted inode of its node.
     fn inode(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         self.tallies.requests.add(1);
         self.counted(node)
     }
 
-    /// Returns the counted inode of `node`, like `inode`, but does not count a request. Used for
-    /// the second node of a request, such as the new parent in a rename.
+    /// Does not count a request, unlike `inode`. Used for the second node of a request, such as the
+    /// new parent in a rename.
     fn counted(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.vfs.inode(self.translate(node))?;
         let (ownership, permissions) = (self.options.ownership, self.options.permissions);
         if ownership == Ownership::Shared && permissions == Permissions::Server {
-            // Other programs may have changed the owner and the mode, on which the permission check
-            // of the server depends. So drop the cached attributes.
+            // If other programs may have changed owner and mode, drop the cached ones: the server's
+            // permission check depends on them.
             self.vfs.invalidate_attributes(&inode);
         }
         Ok(inode)
     }
 
-    /// Returns the counted inode of a node, like `inode`. If other programs may change owner and
-    /// mode, their next use asks the back end again.
-    ///
-    /// Requests call this method if their effect depends on the owner or the mode. For example, a
-    /// new file inherits the group of its directory, and a write clears some bits of the mode.
-    /// Other requests need both only for the permission check. If the kernel makes that check,
-    /// `inode` saves a `stat` of the back end.
+    /// Some requests depend on the owner or the mode: a new file inherits the group of its
+    /// directory, and a write clears bits of the mode. If other programs may have changed these,
+    /// the back end is asked again.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);
         Ok(inode)
     }
 
-    /// If other programs may change owner and mode of `inode`, drops its attributes from the cache,
-    /// so that their next use asks the back end.
     fn refresh(&self, inode: &InodeRef<'_>) {
         if self.options.ownership == Ownership::Shared {
             self.vfs.invalidate_attributes(inode);
         }
     }
 
-    /// Makes the cached answer for `name` current before its use, and returns `name`. If other
-    /// programs may change `dir`, compares the cached answer with the back end's answer.
     fn revalidated<'a>(&self, dir: &InodeRef<'_>, name: Name<'a>) -> Result<Name<'a>, Errno> {
         match self.options.ownership {
             Ownership::Exclusive => {}
@@ -474,27 +450,22 @@ impl Server {
         Ok(name)
     }
 
-    /// Translates a node number to an inode number, or an inode number to a node number. Both
-    /// directions are the same function: it swaps 1 with the inode number of the root.
+    /// The function swaps 1 with the inode number of the root, so it translates in both directions.
     pub(crate) fn translate(&self, number: u64) -> u64 {
         translate(self.root, number)
     }
 
-    /// Checks that the name in a request is valid, and counts it as a name that the server has to
-    /// resolve.
     fn name<'a>(&self, name: &'a [u8]) -> Result<Name<'a>, Errno> {
         let name = Name::new(name)?;
         self.tallies.names.add(1);
         Ok(name)
     }
 
-    /// Counts one lookup of `inode` for the kernel, and returns the entry for the answer. The count
-    /// replaces the reference `inode`: it keeps the inode in the cache.
     fn hand_out(&self, inode: InodeRef<'_>, attr: Attr) -> Result<EntryOut, Errno> {
         let node = self.translate(inode.ino());
         if node == 0 || node == ROOT_NODE || node == NO_NODE {
-            // Refuse an inode with one of three reserved node numbers: 0 means "no such name",
-            // `ROOT_NODE` is the root, and `NO_NODE` means an entry whose lookup has failed.
+            // 0 means "no such name", and `NO_NODE` an entry whose lookup has failed. So no inode
+            // may have these numbers, nor that of the root.
             return Err(Errno::IO);
         }
         let generation = inode.generation();
@@ -503,7 +474,6 @@ impl Server {
         Ok(EntryOut { node, generation, attr: attr.with_ino(node) })
     }
 
-    /// Returns the credentials for the permission checks of a request.
     fn cred(&self, caller: Caller) -> Cred {
         match self.options.permissions {
             Permissions::Kernel => prechecked(caller),
@@ -512,7 +482,6 @@ impl Server {
     }
 }
 
-/// Swaps 1 with the inode number of the root.
 pub(crate) fn translate(root: u64, number: u64) -> u64 {
     match number {
         ROOT_NODE => root,

@@ -18,8 +18,8 @@
 //! notification, it could wait for itself.
 //!
 //! # The two notifications
-//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops those
-//!   that are not in use, even directories.
+//! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops the
+//!   nodes that are not in use, even directories.
 //! - By name (`FUSE_NOTIFY_INVAL_ENTRY`), for older kernels. The kernel unhashes the name even if
 //!   the inode is in use. A process would then lose the path of its working directory. So the
 //!   shrinker names only files.
@@ -46,75 +46,57 @@ use corewalk_base::primitives::thread;
 use crate::mount::Device;
 use crate::service::Service;
 
-/// The time between two checks whether the cache exceeds its budget. If the cache wakes the
-/// shrinker thread, the check comes earlier.
+/// If the cache exceeds its budget, it wakes the shrinker thread before the end of the pause.
 const TICK: Duration = Duration::from_secs(1);
-/// The pause between two rounds, during which forgets arrive.
+/// Forgets arrive during the pause between two rounds.
 const ROUND: Duration = Duration::from_millis(1);
-/// Maximum number of entries that one round requests the kernel to forget.
 const REQUEST_MAX: u64 = 4096;
-/// Maximum number of attempts to evict an entry that the kernel was requested to forget. Each round
-/// makes one attempt, which fails while the entry is in use.
+/// Each round makes one attempt to evict an entry that the kernel was requested to forget. An
+/// attempt fails while the entry is in use.
 const TRIES_MAX: u32 = 16;
-/// Maximum number of successive rounds without an eviction. Each of them doubles the pause. After
-/// one more, the shrinker rests for the time `REST`.
+/// Each round without an eviction doubles the pause. After more of them in succession, the shrinker
+/// rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
-/// How long the shrinker rests after more than `FRUITLESS_MAX` rounds without an eviction. By then,
-/// the remaining entries are probably in use.
 const REST: Duration = Duration::from_millis(200);
-/// The approximate memory of one entry in bytes: its dentry, its inode, and its slots in the
-/// tables.
 const ENTRY_BYTES: u64 = 128;
-/// The shrinker stops when the cache is 1 / `SPARE_SHARE` below its budget, so that the cache does
-/// not exceed its budget again immediately.
+/// The shrinker stops when the cache is 1 / `SPARE_SHARE` below its budget. Otherwise it would have
+/// to start again immediately.
 const SPARE_SHARE: u64 = 16;
 
-/// The handle of the shrinker thread. Dropping it ends the thread.
+/// Dropping it ends the thread.
 #[derive(Debug)]
 pub(crate) struct Shrinker {
     wakes: SyncSender<Wake>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// A message to the shrinker thread.
 enum Wake {
-    /// The cache is over its budget.
     OverBudget,
-    /// The mount ends.
     Stop,
 }
 
-/// The end of the message queue that the cache has.
 struct WakeOnPressure(SyncSender<Wake>);
 
-/// The state of the shrinker thread.
 struct ShrinkThread {
     server: Arc<dyn Service>,
     device: Arc<Device>,
     notification: Notification,
     requested: Vec<Requested>,
-    /// True from the time the cache exceeds its budget until it has shrunk to 1 / `SPARE_SHARE`
-    /// below the budget.
     is_shrinking: bool,
 }
 
-/// The notification that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Notification {
-    /// `FUSE_NOTIFY_PRUNE`: many nodes with one call.
     ByNode,
-    /// `FUSE_NOTIFY_INVAL_ENTRY`: one name with one call.
     ByName,
 }
 
-/// An entry that the kernel was requested to forget.
 struct Requested {
     entry: EntryId,
     tries: u32,
 }
 
 impl Shrinker {
-    /// Starts the thread, and registers it with the server's cache.
     pub(crate) fn start(server: Arc<dyn Service>, device: Arc<Device>) -> Shrinker {
         let (wakes, woken) = sync_channel(1);
         if server.vfs().set_pressure(Box::new(WakeOnPressure(wakes.clone()))).is_err() {
@@ -136,7 +118,7 @@ impl ShrinkThread {
             let missing = self.missing_bytes();
             if missing == 0 {
                 self.requested.clear();
-                // Removals make negative entries, whose number may exceed their own limit.
+                // Removed names leave negative entries, whose number has a limit of its own.
                 self.server.vfs().reclaim(0, &mut |_| {});
                 self.server.vfs().maintain_backend(&self.server.vfs().root());
                 (fruitless, pause) = (0, TICK);
@@ -152,7 +134,6 @@ impl ShrinkThread {
         }
     }
 
-    /// Returns the number of bytes that the cache must free now.
     fn missing_bytes(&mut self) -> u64 {
         let stats = self.server.vfs().stats();
         self.is_shrinking |= stats.bytes > stats.budget_bytes;
@@ -162,8 +143,8 @@ impl ShrinkThread {
         missing
     }
 
-    /// Evicts entries that the kernel has forgotten, and other unused entries, and returns their
-    /// number. If they are fewer than `missing`, requests the kernel to forget further entries.
+    /// If evictions free less than `missing` bytes, the kernel is requested to forget further
+    /// entries.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -194,8 +175,7 @@ impl ShrinkThread {
         evicted
     }
 
-    /// Requests the kernel to drop `nodes`. If the kernel does not know `FUSE_NOTIFY_PRUNE`, the
-    /// later rounds of the shrinker request it to drop names instead.
+    /// A kernel that does not know `FUSE_NOTIFY_PRUNE` is requested to drop names in later rounds.
     fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
@@ -215,9 +195,8 @@ impl ShrinkThread {
     }
 }
 
-/// Waits for the time `pause`. Returns false if the shrinker thread must end. `Wake::OverBudget`
-/// ends only a pause of length `TICK` early. During a shorter pause the shrinker knows already that
-/// the cache is over its budget.
+/// `Wake::OverBudget` ends only a pause of length `TICK` early. During a shorter one the shrinker
+/// knows already that the cache is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -232,16 +211,15 @@ fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
 
 impl Pressure for WakeOnPressure {
     fn please_forget(&self, _: u64, _: Name<'_>) {
-        // Ignore a full queue. One wake-up message is enough, because the message names no entry:
-        // the shrinker itself chooses which entries to forget.
+        // One wake-up message in the queue is enough, because it names no entry.
         let _ = self.0.try_send(Wake::OverBudget);
     }
 }
 
 impl Drop for Shrinker {
     fn drop(&mut self) {
-        // The queue of `wakes` has space for one message. If it is full, `send` blocks until the
-        // shrinker thread has received that message.
+        // If the queue is full, `send` blocks until the shrinker thread has received the message in
+        // it.
         let _ = self.wakes.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

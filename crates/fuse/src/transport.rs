@@ -87,37 +87,30 @@ impl Transport {
     }
 }
 
-/// The space for the header, the fixed arguments and the names in a message buffer, in bytes. The
-/// space for data follows. A long target of a new symbolic link extends into it.
+/// Space in bytes for the header, the fixed arguments and the names of a request; its data follow.
+/// A long target of a new symbolic link extends into that space.
 const MESSAGE_BYTES: usize = 4096;
-/// The length of the buffer for a `FUSE_INIT` request, in bytes. It is larger than today's request,
-/// for later versions of the protocol.
+/// Length of the buffer for `FUSE_INIT`. It is larger than today's request, for later versions of
+/// the protocol.
 const INIT_BYTES: usize = 8192;
 
-/// A running session.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The transport that is used, which is never [`Transport::Auto`].
     pub(crate) transport: Transport,
-    /// The thread that ends when all others have ended.
+    /// Ends when all other threads of the session have ended.
     pub(crate) thread: JoinHandle<io::Result<()>>,
 }
 
-/// Tells why a mount does not use io_uring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoRings {
-    /// The mount asks for another transport.
     Unwanted,
-    /// The kernel does not offer io_uring.
     NotOffered,
-    /// The mount has more threads than the machine has processors.
     ManyThreads,
-    /// Calls of the back end may wait.
     Waits,
-    /// The back end manages locks of files. Over io_uring, requests that wait for a lock could take
-    /// all entries of a queue. Then the request that drops the lock would not arrive.
+    /// Over io_uring, requests that wait for a lock could take all entries of a queue. Then the
+    /// request that drops the lock would not arrive.
     Locks,
-    /// A system call failed. The text names the step that failed.
+    /// The text names the step that failed.
     Failed(&'static str, Errno),
 }
 
@@ -135,7 +128,6 @@ impl fmt::Display for NoRings {
 }
 
 impl NoRings {
-    /// Returns the error of a mount that demands io_uring.
     fn into_error(self) -> MountError {
         match self {
             NoRings::Failed(what, error) => MountError::System(what, error),
@@ -147,8 +139,7 @@ impl NoRings {
     }
 }
 
-/// Negotiates with the kernel, and starts the threads that serve requests. Calls `on_ready` before
-/// the first request is served.
+/// Calls `on_ready` before the first request is served.
 ///
 /// # Errors
 /// A [`MountError`], in which case all threads end.
@@ -176,8 +167,8 @@ pub(crate) fn start(
     if why.is_none() {
         chosen = Features(chosen.0 | Features::OVER_IO_URING);
     }
-    // Start all threads before the answer to `FUSE_INIT`. After that answer the kernel puts
-    // requests into the rings. A ring without a thread would hold up all requests.
+    // After the answer to `FUSE_INIT` the kernel puts requests into the rings, and a ring without a
+    // thread would hold up all of them. So start all threads before.
     let dispatcher = Arc::clone(server).dispatcher(&init);
     let mut crew = Crew::default();
     // Beside rings, one thread is enough for the forgets.
@@ -210,10 +201,6 @@ fn reader(dispatcher: &Arc<dyn Dispatch>, device: &Device) -> Result<device::Thr
     Ok(device::Thread::new(Arc::clone(dispatcher), channel))
 }
 
-/// Returns the rings for the threads of a mount.
-///
-/// # Errors
-/// The reason why the mount does not use io_uring.
 fn rings(
     init: &Init,
     server: &dyn Service,
@@ -247,9 +234,6 @@ fn negotiating(error: Errno) -> MountError {
     MountError::System("negotiating with the kernel", error)
 }
 
-/// Reads the `FUSE_INIT` request, which opens the connection. Returns it with its request number.
-///
-/// # Errors
 /// `EPROTO` if the kernel is too old; `EIO` if the first request is not `FUSE_INIT`; the errors of
 /// read(2).
 fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
@@ -263,8 +247,8 @@ fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
             _ => Err(Errno::IO),
         };
         match init {
-            // If the kernel has a newer major version, answer with the version of this crate. The
-            // kernel then sends `FUSE_INIT` again, with that version.
+            // If the kernel has a newer major version, it sends `FUSE_INIT` again after this
+            // answer, with the version of this crate.
             Ok(init) if init.is_newer() => {
                 let answer = [&out_header(unique, None, 8)[..], &Init::VERSION].concat();
                 device.write(&answer)?;
@@ -278,7 +262,6 @@ fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {
     }
 }
 
-/// Answers the request that opens the connection.
 fn send_init(
     device: &Device,
     server: &dyn Service,

@@ -24,33 +24,27 @@ pub(crate) use lock::LockOwner;
 pub(crate) use opcode::Opcode;
 pub(crate) use reply::{Body, OUT_HEADER_BYTES, out_header};
 
-/// The length of `struct fuse_in_header` in bytes.
 pub(crate) const IN_HEADER_BYTES: usize = 40;
 
-/// The header of a request. Analogous to `struct fuse_in_header`.
+/// Analogous to `struct fuse_in_header`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) opcode: Opcode,
-    /// The number of the request, which the answer repeats.
     pub(crate) unique: u64,
     pub(crate) node: u64,
     pub(crate) caller: Caller,
-    /// The length of the extensions at the end of the request, in bytes. An extension is, for
-    /// example, the security context of a new file.
+    /// Extensions are at the end of a request; an example is the security context of a new file.
     extension_bytes: usize,
 }
 
-/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message<'a> {
     pub(crate) header: Header,
-    /// The fixed arguments of the operation.
     fixed: &'a [u8],
     /// Names and data, without the extensions.
     rest: &'a [u8],
 }
 
-/// A request that owns a copy of its arguments, so that it can be served later.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedMessage {
     header: Header,
@@ -58,29 +52,21 @@ pub(crate) struct OwnedMessage {
     rest: Bytes,
 }
 
-/// Reads the arguments of a request one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Args<'a> {
     fixed: &'a [u8],
     rest: &'a [u8],
 }
 
-/// The error for a message that is shorter than its operation requires.
 const MALFORMED: Errno = Errno::IO;
 
 impl Header {
-    /// Reads the header of a request.
-    ///
-    /// # Errors
-    /// `EIO` if `bytes` are too few.
     fn parse(bytes: &[u8]) -> Result<Header, Errno> {
         let mut args = Args { fixed: bytes, rest: &[] };
         let _length = args.u32()?;
         let opcode = Opcode(args.u32()?);
         let (unique, node) = (args.u64()?, args.u64()?);
         let caller = Caller { uid: args.u32()?, gid: args.u32()?, pid: args.u32()? };
-        // Four bytes of the header: the length of the request's extensions in units of 8 bytes, and
-        // two bytes of padding.
         let [low, high, ..] = args.u32()?.to_ne_bytes();
         let extension_bytes = usize::from(u16::from_ne_bytes([low, high])) * 8;
         Ok(Header { opcode, unique, node, caller, extension_bytes })
@@ -88,13 +74,11 @@ impl Header {
 }
 
 impl<'a> Message<'a> {
-    /// Splits a message that a FUSE device has delivered. The features of the connection decide how
-    /// long the fixed arguments are.
+    /// The features of the connection decide how long the fixed arguments are.
     ///
     /// # Errors
     /// If the message is shorter than its operation requires, the error is the number of the
-    /// request, and the transport answers `EIO`. If the message is shorter than a header, the error
-    /// is `None`, and the message cannot be answered.
+    /// request, which gets `EIO`. A message shorter than a header cannot be answered.
     pub(crate) fn parse(bytes: &'a [u8], features: Features) -> Result<Message<'a>, Option<u64>> {
         let (header, args) = bytes.split_at_checked(IN_HEADER_BYTES).ok_or(None)?;
         let header = Header::parse(header).map_err(|_| None)?;
@@ -104,8 +88,7 @@ impl<'a> Message<'a> {
         Message::from_parts(header, fixed, rest)
     }
 
-    /// Joins the parts of a message that io_uring has delivered. `fixed` may be longer than the
-    /// fixed arguments of the operation.
+    /// io_uring delivers the parts separately. `fixed` may be longer than the fixed arguments.
     ///
     /// # Errors
     /// As those of [`Message::parse`].
@@ -129,7 +112,6 @@ impl<'a> Message<'a> {
         Ok(Message { header, fixed, rest: &rest[..kept] })
     }
 
-    /// Returns a reader of the arguments.
     pub(crate) fn args(&self) -> Args<'a> {
         Args { fixed: self.fixed, rest: self.rest }
     }
@@ -144,12 +126,11 @@ impl<'a> Message<'a> {
 }
 
 impl OwnedMessage {
-    /// Returns the message.
     pub(crate) fn get(&self) -> Message<'_> {
         Message { header: self.header, fixed: &self.fixed, rest: &self.rest }
     }
 
-    /// Returns shared bytes for `data`, without a copy. `data` must be a part of this message.
+    /// Copies nothing. `data` must be a part of this message.
     pub(crate) fn bytes_of(&self, data: &[u8]) -> Bytes {
         self.rest.slice_ref(data)
     }
@@ -162,17 +143,15 @@ impl<'a> Args<'a> {
         Ok(*taken)
     }
 
-    /// Returns the next fixed argument, of 32 bits.
     pub(crate) fn u32(&mut self) -> Result<u32, Errno> {
         self.take().map(u32::from_ne_bytes)
     }
 
-    /// Returns the next fixed argument, of 64 bits.
     pub(crate) fn u64(&mut self) -> Result<u64, Errno> {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// Returns the next name of the arguments. In the message, a NUL byte ends each name.
+    /// In the message, a NUL byte ends each name.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], Errno> {
         let end = self.rest.iter().position(|&byte| byte == 0).ok_or(MALFORMED)?;
         let name = &self.rest[..end];
@@ -180,7 +159,6 @@ impl<'a> Args<'a> {
         Ok(name)
     }
 
-    /// Returns the next `len` bytes of data.
     pub(crate) fn data(&mut self, len: u32) -> Result<&'a [u8], Errno> {
         let (data, left) = self.rest.split_at_checked(len as usize).ok_or(MALFORMED)?;
         self.rest = left;
@@ -200,7 +178,6 @@ pub(crate) mod tests {
 
     const NONE: Features = Features(0);
 
-    /// Returns a message that consists of a request header and `args`.
     pub(crate) fn message(opcode: Opcode, extensions: u16, args: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let len = (IN_HEADER_BYTES + args.len()) as u32;
@@ -231,8 +208,8 @@ pub(crate) mod tests {
         assert_eq!(parts, Ok((Ok(3), Ok(&b"n"[..]))));
     }
 
-    /// With `FUSE_SETXATTR_EXT` the fixed arguments of a setxattr request have four words instead
-    /// of two. Both transports must agree where the name begins.
+    /// With `FUSE_SETXATTR_EXT` a setxattr request has two more words before the name. Both
+    /// transports must agree where the name begins.
     #[test]
     fn long_setxattr_has_further_flags() {
         let args: Vec<u8> = [3_u32, 0, 1, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();

@@ -24,19 +24,16 @@ use rustix::fs::{
 use crate::descriptors::SharedFd;
 use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 
-/// The mode bits that a write by another user clears.
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// Returns the attributes of the file behind a descriptor, without reading its ACL. Since the
-    /// ACL is not read, the returned `has_acl` may be true for a file without an ACL.
+    /// The returned `has_acl` may be true for a file without an ACL, because the ACL is not read.
     pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
         Ok(self.attr(&status, may_have_acl))
     }
 
-    /// Returns the attributes of the file behind a descriptor.
     pub(crate) fn attr_of(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let has_acl =
@@ -44,8 +41,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// Returns true if a file has an ACL. The closure `ask` reads the ACL. If the type of the file
-    /// or the host file system excludes ACLs, returns false without calling `ask`.
+    /// The closure `ask` reads the ACL. It is not called if the file's type or the host file system
+    /// excludes ACLs.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -59,7 +56,6 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes in a result of statx(2), with generation 0.
     #[inline]
     pub(crate) fn attr(&self, status: &Statx, has_acl: bool) -> Attr {
         Attr::new(status.stx_ino, u32::from(status.stx_mode))
@@ -77,7 +73,6 @@ impl HostFs {
             .with_has_acl(has_acl)
     }
 
-    /// Changes attributes and returns the new ones.
     pub(crate) fn change_attr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let shared = self.at(node)?;
         let fd = shared.as_fd();
@@ -104,9 +99,8 @@ impl HostFs {
         self.attr_of(fd)
     }
 
-    /// Returns a descriptor with which the file can be truncated: if a client has the file open for
-    /// writing, the descriptor of that open file. A client may truncate a file of mode 0400 that it
-    /// has created and still has open, but could not open it again for writing.
+    /// A client may truncate a file of mode 0400 that it has created and still has open. Opening
+    /// that file again for writing would fail, so the descriptor of the client's open file is used.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);
@@ -115,7 +109,6 @@ impl HostFs {
     }
 }
 
-/// Changes one attribute after the other, and the size through `writable`.
 fn change(
     node: Node<'_>,
     fd: BorrowedFd<'_>,
@@ -148,17 +141,15 @@ fn change(
     Ok(())
 }
 
-/// Changes the owner of the file behind a descriptor.
 pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
     let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
     chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
 }
 
-/// Changes the mode of the file behind a descriptor. The file must not be a symbolic link.
+/// The file must not be a symbolic link.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     let mode = Mode::from_raw_mode(mode & !S_IFMT);
     match fchmod(fd, mode) {
-        // The descriptor was opened with `O_PATH`.
         Err(Errno::BADF) => chmodat(CWD, magic(fd), mode, AtFlags::empty()),
         done => done,
     }

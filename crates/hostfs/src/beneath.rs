@@ -1,12 +1,12 @@
 //! Resolves a path beneath the root directory, even while other programs change the tree.
 //!
-//! A path comes from the dentry cache, and contains no `.`, no `..` and no symbolic link. It is
-//! refused if a component on the host is a symbolic link, leads up, or leads to another file
-//! system. The last component is opened: a directory for reading, or any file with `O_PATH`.
+//! A path from the dentry cache contains no `.`, no `..` and no symbolic link. The open is refused
+//! if a component on the host is a symbolic link, leads up, or leads to another file system. The
+//! last component is opened: a directory for reading, or any file with `O_PATH`.
 //!
-//! openat2(2) checks these rules in the kernel. Without it (before Linux 5.6, or behind a filter of
-//! system calls), each component is opened with `O_NOFOLLOW` from the directory before it. This way
-//! does not notice the root of another mount.
+//! openat2(2) makes these checks in the kernel. Without openat2(2) (before Linux 5.6, or behind a
+//! filter of system calls), each component is opened with `O_NOFOLLOW` from the directory before
+//! it. Then the root of another mount is not noticed.
 //!
 //! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces, another program may
 //! move the directory that was reached, even out of the root. So the caller checks the inode number
@@ -19,25 +19,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use corewalk::Errno;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 
-/// Maximum length in bytes of a path that is passed to one openat2(2) call. A longer path is
-/// resolved in pieces.
+/// Maximum length in bytes of a path for one openat2(2) call; a longer path is resolved in pieces.
 const PIECE_MAX: usize = 4000;
 /// Maximum number of retries of openat2(2), which fails with `EAGAIN` if a concurrent rename
 /// disturbs it.
 const AGAIN_MAX: u32 = 64;
 
-/// The two ways in which a path can be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolver {
-    /// With openat2(2).
     Openat2,
-    /// One component at a time.
     Components,
 }
 
 impl Resolver {
-    /// Returns [`Resolver::Openat2`] if the host supports openat2(2), otherwise
-    /// [`Resolver::Components`].
     pub(crate) fn detect(root: BorrowedFd<'_>) -> Resolver {
         match beneath(root, b".", OFlags::PATH | OFlags::DIRECTORY) {
             Ok(_) => Resolver::Openat2,
@@ -78,7 +72,6 @@ impl Resolver {
     }
 }
 
-/// Returns the flags of every descriptor that this module opens.
 pub(crate) fn no_follow() -> OFlags {
     OFlags::NOFOLLOW | OFlags::CLOEXEC
 }
@@ -99,8 +92,6 @@ fn beneath(dir: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, E
     result
 }
 
-/// Splits `path` in two at a slash. The first part has at most `max` bytes. It is longer only if
-/// the first component alone is longer than `max`.
 fn split_piece(path: &[u8], max: usize) -> (&[u8], &[u8]) {
     if path.len() <= max {
         return (path, b"");

@@ -10,10 +10,9 @@
 //! A descriptor keeps its inode alive, so the host does not reuse the inode number. An orphan is an
 //! inode without names that the dentry cache still uses.
 //!
-//! The cache keeps only a limited number of descriptors of orphans, and the clock algorithm may
-//! evict one that no client has open. The host may then give its number to a new file, which may
-//! become an orphan, too. `forget` gets only an inode number, so the `forget` of the first orphan
-//! then drops the descriptor of the second one.
+//! The clock algorithm may evict the descriptor of an orphan that no client has open. The host may
+//! then give its inode number to a new file. If the new file becomes an orphan too, the `forget` of
+//! the first one drops the descriptor of the second, since it gets only the number.
 //!
 //! # Locks
 //! One mutex protects all kinds of descriptors. While it is held, no other lock is taken, and no
@@ -31,11 +30,8 @@ use rustix::fs::OFlags;
 
 use crate::hostfs::HostFsOptions;
 
-/// A descriptor that several calls may use at the same time. It is closed when the last of these
-/// calls drops it.
 pub(crate) type SharedFd = Arc<OwnedFd>;
 
-/// The maximum number of kept descriptors of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
     pub(crate) reusable: usize,
@@ -59,45 +55,36 @@ impl Shares {
     }
 }
 
-/// The descriptors of one file system.
 pub(crate) struct Descriptors {
-    /// All kept descriptors. Protected by its own mutex. No descriptor is opened or closed while
-    /// the mutex is held.
+    /// Protected by its own mutex. No descriptor is opened or closed while the mutex is held.
     kept: Mutex<Kept>,
-    /// Maximum number of open files, including fresh ones. Parallel calls may together exceed it,
-    /// since each call checks it before it opens its file.
+    /// Parallel calls may together exceed the maximum, since each call checks it before it opens
+    /// its file.
     open_max: usize,
     next_handle: AtomicU64,
 }
 
-/// The kept descriptors. All fields are protected by `Descriptors::kept`.
 struct Kept {
     reusable: Recent,
     orphans: Recent,
-    /// The descriptors of fresh files (created in order to be opened), by inode number, each with
-    /// its access mode.
     fresh: HashMap<u64, (OFlags, OwnedFd), RandomState>,
-    /// Open files by inode number and handle.
     open: BTreeMap<(u64, u64), Open>,
 }
 
-/// A file that the client has open.
 struct Open {
     access: OFlags,
     fd: SharedFd,
 }
 
-/// Descriptors by inode number, at most `max`. A use marks a slot. The hand of the clock algorithm
-/// clears marks, and evicts the first slot without one.
+/// The clock algorithm evicts the first slot without a mark. Each use of a descriptor marks its
+/// slot.
 struct Recent {
     max: usize,
     hand: usize,
     slots: Vec<Slot>,
-    /// The index in `slots` of each inode number.
     by_ino: HashMap<u64, usize, RandomState>,
 }
 
-/// A descriptor that is kept.
 struct Slot {
     ino: u64,
     fd: SharedFd,
@@ -116,7 +103,6 @@ impl Descriptors {
         }
     }
 
-    /// Returns a descriptor of an inode, if one is kept.
     pub(crate) fn get(&self, ino: u64) -> Option<SharedFd> {
         let mut kept = self.kept.lock();
         let found = kept.reusable.get(ino).or_else(|| kept.orphans.get(ino));
@@ -127,14 +113,12 @@ impl Descriptors {
         open.next().map(|(_, open)| Arc::clone(&open.fd))
     }
 
-    /// Keeps a descriptor for reuse.
     pub(crate) fn keep(&self, ino: u64, fd: SharedFd) {
         let evicted = self.kept.lock().reusable.insert(ino, fd);
         drop(evicted);
     }
 
-    /// Keeps a descriptor of an inode that has no name, or that is about to lose its last name.
-    /// Calls on the inode use this descriptor until the cache forgets the inode.
+    /// Calls on a removed inode use this descriptor until the cache forgets the inode.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));
@@ -142,15 +126,14 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Drops the descriptor that was kept for an orphan, because the inode has a name after all.
-    /// Either its removal has failed, or a link to it was made.
+    /// Called when the inode has a name after all: its removal has failed, or a link to it was
+    /// made.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
     }
 
-    /// Drops all descriptors of an inode that the dentry cache has forgotten, except those of open
-    /// files.
+    /// Called when the dentry cache has forgotten the inode. Open files keep their descriptors.
     pub(crate) fn forget(&self, ino: u64) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino), kept.fresh.remove(&ino));
@@ -158,22 +141,19 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Closes all reusable descriptors: those of recently used inodes, which can be opened again.
     /// Called when the process has no free descriptor.
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
-    /// Keeps the descriptor of a file that was just created and opened with `access`. The `open`
-    /// call of the client that created the file takes this descriptor.
+    /// The `open` call of the client that created the file takes this descriptor.
     pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
         let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
         drop(replaced);
     }
 
-    /// Removes and returns the descriptor of a file that was created, but not yet opened by the
-    /// client. Returns `None` unless the descriptor was opened with `access`.
+    /// Returns `None` unless the descriptor was opened with `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
         // Another client may open the new file first, with another access mode. Such a client must
@@ -182,8 +162,7 @@ impl Descriptors {
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// Checks that one more file may be opened. `lock_files` is the number of open files that carry
-    /// locks.
+    /// `lock_files` is the number of open files that carry locks.
     ///
     /// # Errors
     /// `ENFILE` if the server has as many open files as the limit allows. `EMFILE` would wrongly
@@ -194,7 +173,6 @@ impl Descriptors {
         if is_full { Err(Errno::NFILE) } else { Ok(()) }
     }
 
-    /// Registers an open file and returns its handle.
     pub(crate) fn add_open(&self, ino: u64, access: OFlags, fd: OwnedFd) -> u64 {
         // ORDERING: Relaxed. The handles only have to differ, which the atomic addition ensures.
         let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
@@ -203,14 +181,10 @@ impl Descriptors {
         handle
     }
 
-    /// Returns the open file of inode `ino` with the handle `handle`, or `None` if there is no such
-    /// file.
     pub(crate) fn get_open(&self, ino: u64, handle: u64) -> Option<SharedFd> {
         self.kept.lock().open.get(&(ino, handle)).map(|open| Arc::clone(&open.fd))
     }
 
-    /// Returns a descriptor by which a client has opened inode `ino` for writing. Returns `None` if
-    /// there is no such descriptor.
     pub(crate) fn get_writable(&self, ino: u64) -> Option<SharedFd> {
         let kept = self.kept.lock();
         let mut open = kept.open.range((ino, 0)..=(ino, u64::MAX)).map(|(_, open)| open);
@@ -218,7 +192,6 @@ impl Descriptors {
             .map(|open| Arc::clone(&open.fd))
     }
 
-    /// Closes an open file.
     pub(crate) fn close(&self, ino: u64, handle: u64) {
         let open = self.kept.lock().open.remove(&(ino, handle));
         drop(open);
@@ -236,8 +209,8 @@ impl Recent {
         Some(Arc::clone(&slot.fd))
     }
 
-    /// Inserts a descriptor. Returns the descriptor that it replaces or evicts. The caller drops
-    /// the returned descriptor after it has unlocked the mutex.
+    /// The caller drops the returned descriptor after it has unlocked the mutex: closing a file may
+    /// block.
     fn insert(&mut self, ino: u64, fd: SharedFd) -> Option<SharedFd> {
         if self.max == 0 {
             return Some(fd);
@@ -258,8 +231,6 @@ impl Recent {
         Some(evicted.fd)
     }
 
-    /// Returns the index of the slot to evict: the first one from the clock hand on without a mark.
-    /// Clears the marks that it passes.
     fn next_unused(&mut self) -> usize {
         loop {
             let at = self.hand % self.slots.len();
@@ -279,7 +250,6 @@ impl Recent {
         Some(removed.fd)
     }
 
-    /// Removes all descriptors and returns them.
     fn take(&mut self) -> Vec<Slot> {
         self.by_ino.clear();
         std::mem::take(&mut self.slots)
@@ -304,8 +274,6 @@ mod tests {
         descriptors.keep(3, fd());
         assert!(descriptors.get(2).is_none());
         assert!(descriptors.get(1).is_some() && descriptors.get(3).is_some());
-        // Both `get` calls have marked their descriptors as used. So this insertion clears both
-        // marks, and then evicts one of the two descriptors.
         descriptors.keep(4, fd());
         let kept = [1, 3, 4].map(|ino| descriptors.get(ino).is_some());
         assert_eq!(kept.iter().filter(|kept| **kept).count(), 2);

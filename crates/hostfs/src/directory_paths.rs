@@ -19,23 +19,20 @@ use std::collections::HashMap;
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// Maximum number of directories in the cache. An insertion into the full cache first drops all of
-/// them.
+/// An insertion into the full cache first drops all of them.
 const DIRECTORIES_MAX: usize = 256;
 
 #[derive(Default)]
 pub(crate) struct DirectoryPaths {
-    /// Protected by its own mutex.
     by_path: Mutex<HashMap<Vec<u8>, u64, RandomState>>,
 }
 
 impl DirectoryPaths {
-    /// Returns the inode number of the directory to which `path` led when `path` was last resolved.
+    /// The directory may have moved since the call of `note`.
     pub(crate) fn get(&self, path: &[u8]) -> Option<u64> {
         self.by_path.lock().get(path).copied()
     }
 
-    /// Records that `path` has led to the directory with number `ino`.
     pub(crate) fn note(&self, path: &[u8], ino: u64) {
         let mut by_path = self.by_path.lock();
         if by_path.len() == DIRECTORIES_MAX {
@@ -44,7 +41,6 @@ impl DirectoryPaths {
         by_path.insert(path.to_vec(), ino);
     }
 
-    /// Drops the entry of `path`.
     pub(crate) fn forget(&self, path: &[u8]) {
         self.by_path.lock().remove(path);
     }

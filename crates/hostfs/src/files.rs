@@ -23,8 +23,7 @@ use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, reopen};
 
 impl HostFs {
-    /// Opens a regular file and returns its handle. Other files need no open file on the host, and
-    /// get handle 0.
+    /// Only regular files need an open file on the host. Others get handle 0.
     pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
@@ -53,8 +52,6 @@ impl HostFs {
         })
     }
 
-    /// Runs `call` with the descriptor of the open file `node.handle()`. If there is none, or its
-    /// access mode does not permit `call`, opens the file again for this call.
     fn with_file<R>(
         &self,
         node: Node<'_>,
@@ -110,8 +107,7 @@ impl HostFs {
         self.with_file(node, OFlags::WRONLY, |file| put_all(file, bytes, end, put_at_end))
     }
 
-    /// Copies a range inside the host kernel, without reading it into this process. The host may
-    /// share the blocks between both files.
+    /// The host may share the blocks between both files.
     pub(crate) fn copy_range(
         &self,
         from: (Node<'_>, u64),
@@ -154,7 +150,6 @@ impl HostFs {
         self.with_file(node, OFlags::WRONLY, |file| fallocate(file, how, offset, len))
     }
 
-    /// Returns the inode flags of a regular file or a directory.
     pub(crate) fn flags_of(&self, node: Node<'_>) -> Result<InodeFlags, Errno> {
         let flags = self.with_file(node, OFlags::RDONLY, |file| ioctl_getflags(file))?;
         Ok(InodeFlags::from_bits_retain(flags.bits()))
@@ -165,8 +160,7 @@ impl HostFs {
         self.with_file(node, OFlags::RDONLY, |file| ioctl_setflags(file, flags))
     }
 
-    /// Returns the offset of the next data or hole at or behind `offset`. lseek(2) may move the
-    /// descriptor's file offset, because no other call uses it.
+    /// No other call uses the file offset of the descriptor, so lseek(2) may move it.
     pub(crate) fn find_data(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let from = match what {
             Seek::Data => SeekFrom::Data(offset),
@@ -176,8 +170,7 @@ impl HostFs {
     }
 }
 
-/// Writes all bytes, if necessary with several calls of `put`. Returns the number of written bytes,
-/// which is smaller than `bytes.len()` only if a call fails after an earlier one has succeeded.
+/// Returns fewer than `bytes.len()` only if a call fails after an earlier one has succeeded.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -201,8 +194,8 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
 
-/// Appends to the file with pwritev2(2). Without `RWF_APPEND`, writes at `offset`, the end of the
-/// file that the client has sent.
+/// If the host does not know `RWF_APPEND`, writes at `offset`: the end of the file that the client
+/// has sent.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),
@@ -210,8 +203,8 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
     }
 }
 
-/// Calls `open` with `O_NOATIME` if reading must not change the access time. If the host refuses
-/// that flag, because the file belongs to another user, calls `open` again without it.
+/// The host refuses `O_NOATIME` if the file belongs to another user. The file is then opened
+/// without it.
 pub(crate) fn open_with_atime<R>(
     atime: Atime,
     open: impl Fn(OFlags) -> Result<R, Errno>,
@@ -225,9 +218,8 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// Returns the access mode in `flags`, a client's flags of open(2). The other flags are not needed:
-/// reads and writes pass their offset, and appending, creation and truncation have calls of their
-/// own.
+/// Only the access mode is used: reads and writes pass their offset, and appending, creation and
+/// truncation have calls of their own.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

@@ -7,8 +7,8 @@
 //! The clock of a file system may tick only every few milliseconds, so two inodes with the same
 //! number may have the same time:
 //! - The module records the removal of each inode that is at most a second old.
-//! - If a new inode has the number and the time of a recorded one, a count in the low bits of its
-//!   generation is incremented.
+//! - If a new inode has the number and the time of a recorded one, its generation also contains a
+//!   count.
 //! - There are few such counts, so they are kept until the server ends.
 //!
 //! This module serves only host file systems without file handles. Some of them record no times of
@@ -27,44 +27,34 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
-/// Number of low bits of a generation that hold the count of inodes with the same number and time.
+/// The low bits of a generation count the inodes with the same number and time of creation.
 const COUNT_BITS: u32 = 12;
-/// Maximum number of recorded inodes. At the maximum, the records of inodes that are now older than
-/// [`YOUNG_US`] are dropped, or all records if none is that old.
+/// At the maximum, old records are dropped ([`YOUNG_US`]), or all records if none is old.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// An inode is young until it has this age in microseconds. Every clock ticks at least once in this
-/// time. So only if a young inode is removed, a new inode with its number may get the same time of
-/// creation.
+/// Age in microseconds in which every clock ticks at least once.
 const YOUNG_US: u64 = 1_000_000;
 
-/// Distinguishes inodes that have the same number and the same time of creation.
 #[derive(Default)]
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty. While this flag is false, [`Generations::of`] need not lock
-    /// `known`. The flag is set while the mutex of `known` is held, and is never cleared.
+    /// True if `counts` is not empty; otherwise a call need not lock `known`. Set under the mutex
+    /// of `known`, and never cleared.
     has_counts: AtomicBool,
 }
 
-/// The records. All fields are protected by `Generations::known`.
 #[derive(Default)]
 struct Known {
-    /// The inodes that were removed while they were young. The key is the inode number. The value
-    /// is the time of creation, and the number of earlier inodes with the same number and time.
     young_dead: HashMap<u64, (u64, u64), RandomState>,
-    /// Inodes with the same number and time of creation as an earlier inode. The key is this number
-    /// and time. The value is the number of earlier inodes.
     counts: HashMap<(u64, u64), u64, RandomState>,
 }
 
 impl Generations {
-    /// Returns the generation of inode `ino`, which was created at `birth`.
     pub(crate) fn of(&self, ino: u64, birth: Timespec) -> u64 {
         let birth = micros(birth);
-        // ORDERING: Relaxed. `note_birth` stores `has_counts` before it publishes the inode, and
-        // that publication orders the store for this inode before this load. A store for another
-        // inode may be missed, since only the count of this inode is read.
+        // ORDERING: Relaxed. `note_birth` stores `has_counts` before it publishes the inode, so a
+        // call on the inode reads true. A store for another inode may be missed: `of` needs only
+        // the count of its own.
         let count = if self.has_counts.load(Ordering::Relaxed) {
             self.known.lock().counts.get(&(ino, birth)).copied()
         } else {
@@ -75,7 +65,6 @@ impl Generations {
         generation ^ generation >> 32
     }
 
-    /// Records that inode `ino` has lost its last name at `now`.
     pub(crate) fn note_death(&self, ino: u64, birth: Timespec, now: Timespec) {
         let birth = micros(birth);
         if birth != 0 && micros(now).saturating_sub(birth) > YOUNG_US {
@@ -92,7 +81,6 @@ impl Generations {
         known.young_dead.insert(ino, (birth, count));
     }
 
-    /// Records that inode `ino` was created at `birth`.
     pub(crate) fn note_birth(&self, ino: u64, birth: Timespec) {
         let birth = micros(birth);
         let mut known = self.known.lock();
@@ -100,8 +88,8 @@ impl Generations {
             && same == birth
         {
             known.counts.insert((ino, birth), count + 1);
-            // ORDERING: Relaxed. The later publication of the inode orders this store before the
-            // load in `of`.
+            // ORDERING: Relaxed. `note_birth` returns before the inode is published, and `of` runs
+            // after the publication. So `of` reads true.
             self.has_counts.store(true, Ordering::Relaxed);
         }
     }

@@ -4,9 +4,9 @@
 //! The host gives each file a handle that no later file ever gets (name_to_handle_at(2)). A handle
 //! contains the inode number and a generation, in a layout that depends on the file system.
 //!
-//! [`Handles`] knows four layouts. With them it reads the generation from a handle, and builds a
-//! handle from the inode number and the generation, so it need not store handles. In any other
-//! layout, a hash of the handle serves as the generation.
+//! [`Handles`] knows four layouts of handles. From such a handle it reads the generation, and it
+//! can build a handle from an inode number and a generation. In any other layout, a hash of the
+//! handle serves as the generation.
 //!
 //! # Beneath the root
 //! An inode number may belong to a file outside of the root directory, on the same file system.
@@ -42,30 +42,23 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Maximum number of attempts to read the status and the handle of a name. Between the two system
-/// calls, another program may replace the file.
+/// Between the two system calls, another program may replace the file.
 const TRIES_MAX: u32 = 16;
-/// Maximum number of steps from a directory up to the root.
 const DEPTH_MAX: u32 = 1 << 16;
-/// The name of the parent directory.
 const PARENT: &[u8] = b"..";
 
-/// The file handles of one file system.
 pub(crate) struct Handles {
-    /// The handle of the root directory. It is the template for the handles of other files.
+    /// The template for the handles of other files.
     root: FileHandle,
     layout: Option<Layout>,
-    /// True if the root directory is the root of the whole host file system. If so, every file that
-    /// has a handle is beneath the root.
+    /// True if the root directory is the root of the whole host file system. Then every file is
+    /// beneath it.
     is_whole: bool,
-    /// The files that `attr_by_number` has found and that have no name in corewalk's dentry cache.
-    /// The key is the inode number, and the value is the host's generation. Protected by its own
-    /// mutex.
+    /// Generations of files without a name in the dentry cache, by inode number. Protected by its
+    /// own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
-/// The layout of the file handles of a host file system: where the inode number and the generation
-/// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     /// The inode number (32 bits), then the generation (32 bits), as in ext4, f2fs and most other
@@ -81,7 +74,6 @@ enum Layout {
 }
 
 impl Layout {
-    /// Returns the layout of `handle`, which belongs to inode `ino`.
     fn of(handle: &FileHandle, ino: u64) -> Option<Layout> {
         let layout = match (handle.kind(), handle.bytes().len()) {
             (0x01, 8) => Layout::Short,
@@ -93,7 +85,6 @@ impl Layout {
         (layout.number(handle) == ino).then_some(layout)
     }
 
-    /// Returns the inode number in a handle.
     fn number(self, handle: &FileHandle) -> u64 {
         match self {
             Layout::Short => u64::from(word(handle, 0)),
@@ -102,7 +93,6 @@ impl Layout {
         }
     }
 
-    /// Returns the offset of the generation in a handle, in bytes.
     fn generation_at(self) -> usize {
         match self {
             Layout::Short => 4,
@@ -112,11 +102,10 @@ impl Layout {
         }
     }
 
-    /// Returns the file handle of inode `ino`. Returns `None` if `generation` is `None` and the
-    /// host file system checks the generation in a handle.
+    /// Returns `None` if the host checks the generation in a handle and `generation` is `None`.
     ///
-    /// Ext4-like file systems and btrfs do not check generation 0, so such a handle opens the inode
-    /// with any generation.
+    /// Ext4-like file systems and btrfs do not check generation 0, so a handle with it opens the
+    /// inode with any generation.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -132,16 +121,13 @@ impl Layout {
 }
 
 impl Handles {
-    /// Returns the file handles of the host file system, or `None` if it has no file handles. `fd`
-    /// is the root directory and `ino` its inode number.
     pub(crate) fn new(fd: BorrowedFd<'_>, ino: u64) -> Option<Handles> {
         let root = FileHandle::of(fd, b"").ok()?;
         let layout = Layout::of(&root, ino);
         Some(Handles { root, layout, is_whole: is_whole(fd), nameless: Mutex::default() })
     }
 
-    /// Returns the generation in `handle`, or `None` if the handle belongs to an inode other than
-    /// `ino`.
+    /// Returns `None` if the handle belongs to an inode other than `ino`.
     fn generation(&self, handle: &FileHandle, ino: u64) -> Option<u32> {
         let layout = self.layout.filter(|_| {
             handle.kind() == self.root.kind() && handle.bytes().len() == self.root.bytes().len()
@@ -158,16 +144,13 @@ impl Handles {
         }
     }
 
-    /// Drops the record of inode `ino` in `nameless`, because the dentry cache has evicted the
-    /// inode.
     pub(crate) fn forget(&self, ino: u64) {
         self.nameless.lock().remove(&ino);
     }
 }
 
 impl HostFs {
-    /// Returns the attributes, as from statx(2), and the generation of the file `name` in the
-    /// directory `dir`. If `name` is empty, returns those of `dir` itself.
+    /// Returns the status and the generation of the file `name`, or of `dir` if `name` is empty.
     ///
     /// The lower 32 bits of the generation are those of the host, since the client's kernel keeps
     /// only the lower half. The upper 32 bits come from the file's time of creation.
@@ -185,8 +168,6 @@ impl HostFs {
         Err(Errno::STALE)
     }
 
-    /// Returns the generation of the file `name`, of which the caller has read `status` before.
-    /// Returns `None` if the name belongs to another file now.
     pub(crate) fn generation(
         &self,
         dir: BorrowedFd<'_>,
@@ -206,8 +187,7 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file `name` is the inode of `node`, and not a later inode with the same
-    /// number. `status` is the file's status.
+    /// Returns false for a later inode that has the same number as `node`.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -217,12 +197,10 @@ impl HostFs {
     ) -> bool {
         let is_number = status.stx_ino == node.ino();
         let Some(wanted) = node.generation().filter(|_| is_number) else { return is_number };
-        // Compare the time of creation first, because it is already known.
         let may_be = self.handles.is_none() || birth_half(status) == wanted & !u64::from(u32::MAX);
         may_be && self.generation(dir, name, status) == Ok(Some(wanted))
     }
 
-    /// Returns the attributes of the inode with number `ino`.
     pub(crate) fn attr_by_number(&self, ino: u64, wanted: Option<u64>) -> Result<Attr, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         if ino == self.root_ino {
@@ -244,16 +222,15 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Opens a file that has no name in the dentry cache, by a file handle. The handle is built
-    /// from the inode number and the generation that `attr_by_number` has recorded.
+    /// Works only for an inode that `attr_by_number` has found before.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Returns a descriptor of an inode that another program has moved. Returns `None` if the inode
-    /// cannot be opened by its number, or is not beneath the root directory.
+    /// Called when another program has moved the inode. Returns `None` if it is not found beneath
+    /// the root directory.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.
@@ -289,7 +266,6 @@ impl HostFs {
         })
     }
 
-    /// Returns the inode number of a directory's parent.
     pub(crate) fn parent_of(&self, dir: Node<'_>) -> Result<u64, Errno> {
         if dir.ino() == self.root_ino {
             return Ok(dir.ino());
@@ -302,7 +278,6 @@ impl HostFs {
         }
     }
 
-    /// Returns true if the file behind a descriptor is known to be beneath the root directory.
     fn is_beneath(&self, fd: BorrowedFd<'_>, kind: FileKind) -> Result<bool, Errno> {
         match kind {
             FileKind::Directory => self.is_directory_beneath(fd),
@@ -332,8 +307,7 @@ impl HostFs {
         Ok(false)
     }
 
-    /// Returns true if `/proc` shows a path of the file that is beneath the root directory, and
-    /// opening that path yields the same inode number.
+    /// `/proc` shows the path of an open file. Opening that path must yield the same inode number.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);
@@ -347,8 +321,6 @@ impl HostFs {
     }
 }
 
-/// Returns true if `root` is the root of a mount, and that mount shows a whole file system rather
-/// than a subdirectory of one.
 fn is_whole(root: BorrowedFd<'_>) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
     let Ok(status) = statx(root, c"", flags, StatxFlags::MNT_ID) else { return false };
@@ -360,14 +332,11 @@ fn is_whole(root: BorrowedFd<'_>) -> bool {
     // Read `mountinfo` as bytes, because its paths need not be UTF-8.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').any(|line| {
-        // The first four fields of a line in `mountinfo` are the mount ID, the parent ID, the
-        // device number, and the directory of the file system that is mounted.
         let mut fields = line.split(|&b| b == b' ');
         fields.next() == Some(id.as_bytes()) && fields.nth(2) == Some(b"/")
     })
 }
 
-/// Returns the upper half of a generation: the time of creation.
 fn birth_half(status: &Statx) -> u64 {
     let birth = time(&status.stx_btime);
     let micros = (birth.secs as u64).wrapping_mul(1_000_000) + u64::from(birth.nanos / 1000);

@@ -31,11 +31,10 @@ use crate::generations::Generations;
 use crate::handles::Handles;
 use crate::locks::Locks;
 
-/// The fields that each statx(2) call asks for.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// The magic numbers (statfs(2)) of local file systems: btrfs, ext4, f2fs, tmpfs, xfs. File systems
-/// on top of others, such as overlayfs, are not in the list.
+/// Magic numbers (statfs(2)) of btrfs, ext4, f2fs, tmpfs and xfs. On other file systems, the
+/// attributes that the host kernel has cached may be out of date.
 const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5342];
 
 /// The options of a [`HostFs`].
@@ -107,41 +106,29 @@ impl Default for HostFsOptions {
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
-    /// The device number of the root directory. Files on other devices are refused with `EXDEV`.
+    /// Files on other devices are refused with `EXDEV`.
     pub(crate) device: (u32, u32),
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
     directory_paths: DirectoryPaths,
     pub(crate) generations: Generations,
-    /// The file handles of the host file system. `None` if that file system has no file handles.
     pub(crate) handles: Option<Handles>,
-    /// Tells whether the attributes that the host kernel has cached may be out of date, as on a
-    /// network file system.
     reach: Reach,
-    /// Tells whether the host file system has POSIX ACLs.
     pub(crate) acls: AclSupport,
     pub(crate) atime: AtimePolicy,
     has_locks: bool,
     pub(crate) locks: Locks,
-    /// The user ID and the group ID of this process, which new files on the host get.
     pub(crate) owner: (u32, u32),
 }
 
-/// Tells whether a host file system is local. If it is not, another machine or a server process may
-/// change the attributes of its files. Then the attributes that the host kernel has cached may be
-/// out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// The host file system is local, so the attributes in the host kernel are always up to date.
     Local,
-    /// Another machine or a process may have changed the attributes.
     Remote,
 }
 
-/// Tells whether a host file system has POSIX ACLs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclSupport {
-    /// The host file system has ACLs, or `HostFs` does not know.
     Yes,
     /// Reading an ACL fails with `EOPNOTSUPP`.
     No,
@@ -192,8 +179,8 @@ impl HostFs {
         Ok(fs)
     }
 
-    /// Returns a descriptor of the inode of `node`. For a directory that this process may read, it
-    /// is an `O_RDONLY` descriptor, otherwise an `O_PATH` one.
+    /// Returns an `O_RDONLY` descriptor for a directory that this process may read, otherwise an
+    /// `O_PATH` one.
     ///
     /// # Errors
     /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode (see
@@ -204,8 +191,7 @@ impl HostFs {
         if let Some(fd) = self.kept(ino) {
             return Ok(fd);
         }
-        // The inode has no name in the dentry cache. A removal that runs at the same time may have
-        // kept a descriptor since the first search, so look for one again.
+        // A removal may have kept a descriptor since the first search, so look for one again.
         let Ok(path) = node.path() else {
             return self.descriptors.get(ino).map_or_else(|| self.nameless(ino), Ok);
         };
@@ -225,8 +211,7 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Opens an inode without a name in the dentry cache by its number. Fails unless
-    /// `attr_by_number` has found the inode before.
+    /// Fails unless `attr_by_number` has found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -240,8 +225,6 @@ impl HostFs {
         self.descriptors.get(ino)
     }
 
-    /// Opens `path`, keeps the descriptor for later calls and returns it. Returns `None` if `path`
-    /// does not lead to the inode of `node`.
     fn open_if(&self, node: Node<'_>, path: &[u8]) -> Result<Option<SharedFd>, Errno> {
         let fd = match self.open_beneath(path, node.kind()) {
             Ok(fd) => fd,
@@ -261,7 +244,6 @@ impl HostFs {
         Ok(Some(fd))
     }
 
-    /// Opens `path`, which should lead to a file of type `kind`.
     pub(crate) fn open_beneath(&self, path: &[u8], kind: FileKind) -> Result<OwnedFd, Errno> {
         let open = |how| self.retry_full(|| self.resolver.open(self.root.as_fd(), path, how));
         if kind == FileKind::Directory {
@@ -275,8 +257,8 @@ impl HostFs {
         open(OFlags::PATH)
     }
 
-    /// Runs `open`. If the process has no descriptor left, closes the reusable descriptors, and
-    /// runs `open` again.
+    /// Repeats `open` after closing all reusable descriptors, if the process has no descriptor
+    /// left.
     ///
     /// # Errors
     /// `ENFILE` instead of `EMFILE`, since the limit is that of this process, and not that of the
@@ -291,9 +273,8 @@ impl HostFs {
         }
     }
 
-    /// Returns the attributes of an inode, by a kept descriptor or by name. Reading by name needs
-    /// only a descriptor of the directory, which serves all its files. `has_acl` may be true for an
-    /// inode without an ACL.
+    /// Reading by name needs only a descriptor of the directory, which serves all its files.
+    /// `has_acl` may be true for an inode without an ACL.
     ///
     /// # Errors
     /// The errors of [`HostFs::at`] and [`HostFs::status`].
@@ -309,8 +290,6 @@ impl HostFs {
         self.attr_maybe_acl(self.at(node)?.as_fd())
     }
 
-    /// Reads the attributes of an inode by its first path in the dentry cache, through a descriptor
-    /// of the directory. Returns `None` if the host has no file or another file at this path.
     fn attr_by_name(&self, node: Node<'_>) -> Option<Attr> {
         let path = node.path().ok()?;
         let slash = path.iter().rposition(|&b| b == b'/')?;
@@ -331,9 +310,8 @@ impl HostFs {
         }
     }
 
-    /// Returns a descriptor of the directory to which `path` leads now or led earlier. It may be
-    /// the wrong directory, so the caller must check the inode number of each file that it finds
-    /// there.
+    /// Another program may have replaced the directory at `path`. So the caller checks the inode
+    /// number of each file that it finds there.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -349,8 +327,8 @@ impl HostFs {
 
     /// Returns the status of `name` in a directory, or of the directory itself for an empty name.
     ///
-    /// If another file system is mounted on `name`, this call fails immediately, and does not wait
-    /// for that file system. This process may itself serve it, and would wait for itself.
+    /// If another file system is mounted on `name`, the call fails immediately: this process may
+    /// serve that file system, and would wait for itself.
     ///
     /// # Errors
     /// `EXDEV` if `name` is the root of a mount, or on another file system.
@@ -388,19 +366,17 @@ impl Reach {
     }
 }
 
-/// Returns the status of the file behind a descriptor.
 #[inline]
 pub(crate) fn stat_fd(fd: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, WANTED)
 }
 
-/// Returns the path in `/proc` of the file behind a descriptor, for system calls that take no
-/// `O_PATH` descriptor. The path leads to the file itself, even to a symbolic link.
+/// Returns the path of the file in `/proc`, for system calls that refuse an `O_PATH` descriptor.
+/// Even for a symbolic link, the path leads to the file itself.
 pub(crate) fn magic(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Opens the file behind an `O_PATH` descriptor for reading or writing.
 pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     open(magic(fd), flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
 }
@@ -488,15 +464,13 @@ impl FileSystem for HostFs {
         true
     }
 
-    /// Returns false if reads must not set the access time: the kernel would open the host's file
-    /// again without `O_NOATIME`.
+    /// The kernel would open a backing file again, without `O_NOATIME`.
     fn has_backing_files(&self) -> bool {
         self.atime.others != Atime::Never
     }
 
-    /// Opens the file again, for reading only, which suffices to register it with the kernel. If a
-    /// descriptor for writing were registered, the host could not run the file as a program
-    /// (`ETXTBSY`).
+    /// Opens the file only for reading. With a descriptor for writing, the host would refuse to run
+    /// the file as a program (`ETXTBSY`).
     fn backing_file(&self, node: Node<'_>) -> Option<SharedFd> {
         let open = self.descriptors.get_open(node.ino(), node.handle())?;
         Some(SharedFd::new(self.reopen_file(&*open, OFlags::RDONLY).ok()?))
@@ -506,9 +480,6 @@ impl FileSystem for HostFs {
         self.descriptors.close(node.ino(), node.handle());
     }
 
-    /// Returns false, because calls do not wait long: the host finds most files in its caches, and
-    /// a wait for a disk is short. On a network file system, calls do wait, so the mount needs more
-    /// threads than processors.
     fn waits(&self) -> bool {
         false
     }
@@ -653,19 +624,16 @@ mod tests {
         let d = lookup(&vfs.root(), b"d");
         let (a, e) = (lookup(&d, b"a"), lookup(&d, b"e"));
         let b = lookup(&e, b"b");
-        // Without descriptors of the directories, the calls below find each directory by its path.
         fs.descriptors.drop_reusable();
         for _ in 0..2 {
             assert_eq!((vfs.getattr(&a).unwrap().size, vfs.getattr(&b).unwrap().size), (5, 5));
         }
         let has = |path| fs.descriptors.get(ino(path)).is_some();
         assert_eq!(["d", "d/e", "d/a", "d/e/b"].map(has), [true, true, false, false]);
-        // Replace a directory by another one at the same path.
         std::fs::rename(root.join("d/e"), root.join("old")).unwrap();
         std::fs::create_dir(root.join("d/e")).unwrap();
         std::fs::rename(root.join("old/b"), root.join("d/e/b")).unwrap();
         assert_eq!(vfs.getattr(&b).unwrap().ino, ino("d/e/b"));
-        // Replace a file by another one with the same name.
         std::fs::write(root.join("new"), b"1").unwrap();
         std::fs::rename(root.join("new"), root.join("d/a")).unwrap();
         assert_eq!(vfs.getattr(&a), Err(Errno::STALE));

@@ -1,7 +1,8 @@
 //! Listings of directories.
 //!
-//! A `readdir` call opens the directory again, to get a file offset of its own, and seeks to the
-//! cookie. The cookie is the host's `d_off`, so it stays valid as long as the host keeps it valid.
+//! A `readdir` call opens the directory again, so that it has a file offset of its own, and seeks
+//! to the cookie. The cookie is the host's `d_off`, so it stays valid as long as the host keeps it
+//! valid.
 //! - Disk file systems derive `d_off` from a hash of the name, or give each entry a number.
 //! - In tmpfs before Linux 6.6, `d_off` is the position of the entry in the directory. So if an
 //!   entry is removed during a listing, the listing may miss another entry.
@@ -11,8 +12,8 @@
 //! - Offset 2^63 - 1, the end of a directory in ext4 and btrfs, since the FUSE server adds 2 to
 //!   each cookie.
 //!
-//! For the offsets 0 and 2^63 - 1, the cookies are values just below 2^63 - 1 that no host file
-//! system uses (the hashes of ext4 end at 2^63 - 2^32 - 1).
+//! Instead, these two offsets get cookies just below 2^63 - 1 that no host file system uses: the
+//! hashes of ext4 end at 2^63 - 2^32 - 1.
 //!
 //! Source: getdents64(2). Other servers have listings that skip or repeat entries while the
 //! directory changes (traps T48 and P13 in `traps.md`).
@@ -27,17 +28,12 @@ use crate::beneath::no_follow;
 use crate::files::open_with_atime;
 use crate::hostfs::{HostFs, reopen};
 
-/// The size of the buffer for entries, in bytes.
 const READ_BYTES: usize = 32 << 10;
-/// The offset at the end of a directory.
 const END: u64 = i64::MAX as u64;
-/// The cookie for offset [`END`].
 const COOKIE_OF_END: u64 = END - 3;
-/// The cookie for offset 0.
 const COOKIE_OF_ZERO: u64 = END - 4;
 
 impl HostFs {
-    /// Passes the entries of a directory behind `cookie` to `sink`.
     pub(crate) fn list(
         &self,
         dir: Node<'_>,
@@ -74,7 +70,6 @@ impl HostFs {
     }
 }
 
-/// Opens a directory again, with an offset of its own.
 fn open_to_list(dir: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     match openat(dir, c".", flags | OFlags::DIRECTORY | no_follow(), Mode::empty()) {
         // A directory that cannot be searched may still be read.
@@ -99,8 +94,6 @@ fn offset_of(cookie: u64) -> u64 {
     }
 }
 
-/// Returns corewalk's file type for a file type of the host. Returns `None` if the host does not
-/// report the type of the entry.
 fn kind_of(kind: FileType) -> Option<FileKind> {
     Some(match kind {
         FileType::RegularFile => FileKind::Regular,

@@ -3,9 +3,9 @@
 //! A lock of flock(2) belongs to an open file, so it is taken on the descriptor of that open file.
 //!
 //! A lock of fcntl(2) belongs to a process of the client. On the host it becomes a lock of an open
-//! file description (`F_OFD_SETLK`). Each owner gets an open file of its own for each inode, so its
-//! locks conflict with those of other owners and of programs on the host. The host drops all locks
-//! of an owner when that open file is closed.
+//! file description (`F_OFD_SETLK`). Each owner gets an open file of its own for each inode, so
+//! owners conflict with each other and with programs on the host. Closing that open file drops all
+//! locks of the owner.
 //!
 //! For a lock of an open file description, `F_GETLK` names no process, so [`FileLock::pid`] is 0.
 //!
@@ -27,19 +27,16 @@ use crate::descriptors::SharedFd;
 use crate::files::access_of;
 use crate::hostfs::HostFs;
 
-/// An inode number, and the owner of locks on the inode.
 type Key = (u64, u64);
 
-/// The open files that carry the locks of fcntl(2).
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// The open files, each of which carries the locks of one owner on one inode. Protected by its
-    /// own mutex, which is not held during a call of the host.
+    /// Each open file carries the locks of one owner on one inode. Protected by its own mutex,
+    /// which is not held during a call of the host.
     files: Mutex<HashMap<Key, Arc<OwnedFd>, RandomState>>,
 }
 
 impl HostFs {
-    /// Returns a lock of another owner that conflicts with `lock`.
     pub(crate) fn find_lock(
         &self,
         node: Node<'_>,
@@ -66,7 +63,6 @@ impl HostFs {
         Ok(Some(FileLock { owner: 0, kind, start, end, pid, is_flock: false }))
     }
 
-    /// Takes, changes or drops a lock.
     pub(crate) fn take_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         if lock.is_flock {
             let file = self.descriptors.get_open(node.ino(), node.handle()).ok_or(Errno::BADF)?;
@@ -93,7 +89,6 @@ impl HostFs {
         }
     }
 
-    /// Drops the locks of an owner.
     pub(crate) fn drop_locks(
         &self,
         node: Node<'_>,
@@ -111,15 +106,13 @@ impl HostFs {
         }
     }
 
-    /// Returns `ENFILE` if the process has as many open files as clients may have, including the
-    /// files that carry locks.
     pub(crate) fn check_open_limit(&self) -> Result<(), Errno> {
         let lock_files = self.locks.files.lock().len();
         self.descriptors.check_open_limit(lock_files)
     }
 
-    /// Returns the open file that carries the locks of `owner` on an inode, and opens it for the
-    /// first lock. The host demands a file that is open for reading or for writing, as `kind` says.
+    /// Opens the file for the owner's first lock. The host demands a file that is open for reading
+    /// or for writing, as `kind` says.
     fn lock_file(&self, node: Node<'_>, owner: u64, kind: LockKind) -> Result<Arc<OwnedFd>, Errno> {
         let key = (node.ino(), owner);
         if let Some(file) = self.locks.get(key) {
@@ -158,7 +151,6 @@ impl Locks {
     }
 }
 
-/// Returns a lock in the form of fcntl(2).
 fn host_lock(lock: &FileLock) -> libc::flock {
     let kind = match lock.kind {
         LockKind::Read => libc::F_RDLCK,

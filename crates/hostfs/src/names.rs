@@ -95,14 +95,12 @@ impl HostFs {
         Ok(attr)
     }
 
-    /// Returns the permission bits with which a file is created.
     fn first_mode(&self, what: &Make<'_>) -> Mode {
         let has_acl = what.access_acl.is_some() || what.default_acl.is_some();
         let is_ours = (what.uid, what.gid) == self.owner && !has_acl;
         Mode::from_raw_mode(what.mode & if is_ours { 0o7777 } else { 0o700 })
     }
 
-    /// Sets the owner, the ACLs and the mode of a new file, unless the file already has them.
     fn finish_new_file(
         &self,
         fd: BorrowedFd<'_>,
@@ -185,9 +183,8 @@ impl HostFs {
         let rename =
             |flags| renameat_with(&old_dir, from.as_bytes(), &new_dir, to.as_bytes(), flags);
         match rename(flags) {
-            // The first rename has failed. Either the new name exists (`EEXIST`), or the file
-            // system (`EINVAL`) or the kernel (`ENOSYS`) does not know the flags. So the rename is
-            // repeated below, without flags.
+            // The new name exists (`EEXIST`), or the host does not know `RENAME_NOREPLACE`
+            // (`EINVAL`, `ENOSYS`). So repeat the rename without flags.
             Err(Errno::EXIST | Errno::INVAL | Errno::NOSYS) if mode == RenameMode::Replace => {}
             done => return done,
         }
@@ -200,8 +197,6 @@ impl HostFs {
         done
     }
 
-    /// Returns the status of the file `name`, which is about to be removed, and a descriptor of it
-    /// if the process has one left.
     fn open_before_removal(
         &self,
         dir: BorrowedFd<'_>,
@@ -214,8 +209,7 @@ impl HostFs {
         }
     }
 
-    /// Keeps the descriptor `fd`, if it is not `None`, before its file loses its last name. Does
-    /// nothing if the file has other names.
+    /// Does nothing if the file has other names.
     fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
@@ -239,7 +233,6 @@ impl HostFs {
     }
 }
 
-/// Tells whether an inode is about to lose its last name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
     Yes,
@@ -250,8 +243,7 @@ fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
 }
 
-/// Opens a file that was just created. A directory is opened for reading if its mode permits that.
-/// Any other file is opened with `O_PATH`.
+/// A directory is opened for reading if its mode permits that, and any other file with `O_PATH`.
 fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<OwnedFd, Errno> {
     if kind == FileKind::Directory {
         let flags = OFlags::DIRECTORY | no_follow();
@@ -263,9 +255,6 @@ fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<Owne
     open_path(dir, name)
 }
 
-/// Creates a file of type `kind` with the permission bits `mode`.
-///
-/// For a regular file, calls open(2) with `flags`, and returns the descriptor.
 fn create(
     dir: BorrowedFd<'_>,
     name: Name<'_>,

@@ -21,9 +21,8 @@ use rustix::fs::{
 use crate::attributes::chmod;
 use crate::hostfs::{HostFs, magic};
 
-/// Maximum size of a value, and maximum length of a list of names, in bytes.
 const XATTR_SIZE_MAX: usize = 65536;
-/// The size in bytes of the buffer that is tried first. Most values and lists fit into this buffer.
+/// Most values and lists of names fit into this buffer, which is tried first.
 const USUAL_BYTES: usize = 256;
 
 impl HostFs {
@@ -52,7 +51,7 @@ impl HostFs {
         setxattr(magic(fd), name, value, flags)
     }
 
-    /// Returns the names of all attributes except ACLs. Each name ends with a NUL.
+    /// Each name ends with a NUL.
     pub(crate) fn xattrs_of(&self, fd: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
         let path = magic(fd);
         let all = match fetch(|buf| listxattr(&path, spare_capacity(buf))) {
@@ -66,10 +65,6 @@ impl HostFs {
         Ok(names.flatten().copied().collect())
     }
 
-    /// Returns an ACL of the file behind a descriptor.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` if the host file system has no ACLs.
     pub(crate) fn acl_of(&self, fd: BorrowedFd<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         match self.xattr_of(fd, xattr_name(kind)) {
             Ok(bytes) => Acl::from_xattr(&bytes),
@@ -80,7 +75,6 @@ impl HostFs {
 
     pub(crate) fn name_has_acl(&self, dir: BorrowedFd<'_>, name: Name<'_>) -> Result<bool, Errno> {
         let path = [magic(dir).as_bytes(), b"/", name.as_bytes()].concat();
-        // Read only the size of the value.
         match lgetxattr_query(&path, XATTR_ACCESS) {
             Ok(_) => Ok(true),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(false),
@@ -88,8 +82,6 @@ impl HostFs {
         }
     }
 
-    /// Sets an ACL of a file, or removes it if `acl` is `None`. Then sets the mode of the file, if
-    /// `mode` is given.
     pub(crate) fn set_acl_of(
         &self,
         fd: BorrowedFd<'_>,
@@ -117,8 +109,6 @@ fn xattr_name(kind: AclKind) -> &'static [u8] {
     }
 }
 
-/// Returns the value that the system call `call` writes to a buffer. If the value does not fit
-/// (`ERANGE`), repeats `call` with a buffer for the largest possible value.
 fn fetch(call: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     let mut buf = Vec::with_capacity(USUAL_BYTES);
     match call(&mut buf) {

@@ -23,8 +23,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Makes an IPC call as the task (the entry in the namespace) of this process. Returns the result
-/// as a C function does. A panic in `call` aborts the process (guarantee P.1 of this library).
+/// A panic in `call` aborts the process (guarantee P.1 of this library).
 #[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {
     let outer = DEPTH.get();
@@ -34,7 +33,6 @@ pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errn
     answer
 }
 
-/// Returns true if the calling signal handler has interrupted an IPC call of this thread.
 pub(crate) fn is_interrupted() -> bool {
     DEPTH.get() != 0
 }

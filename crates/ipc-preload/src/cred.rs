@@ -33,8 +33,6 @@ pub(crate) fn current() -> Cred {
     }
 }
 
-/// Defines the interposed functions that change credentials. Each calls the C library's function of
-/// the same name, and then reads the credentials of the process again.
 macro_rules! refreshing {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*), $refresh:ident;)*) => {
         next! { $($table: fn $name($($kind),*) -> c_int;)* }

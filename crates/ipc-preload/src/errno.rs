@@ -6,13 +6,8 @@ use rustix::io::Errno;
 use std::ffi::c_void;
 use std::ptr;
 
-/// True if this process, or its parent before the fork, has printed the line "cannot join the
-/// namespace".
 static HAS_SAID: AtomicBool = AtomicBool::new(false);
 
-/// Prints one line per process that says why the process cannot join the namespace. Returns
-/// `ENOSYS`, the error of the call.
-///
 /// The library does not fall back to the kernel's IPC objects: the program would wait in vain for
 /// peers in the namespace, or find objects of unrelated programs.
 pub(crate) fn without_namespace(why: &str) -> Errno {
@@ -32,7 +27,6 @@ pub(crate) fn set(errno: Errno) {
     unsafe { location.write(errno.raw_os_error()) };
 }
 
-/// The type of a C function's result. One value of the type, such as -1, means failure.
 pub(crate) trait Answer {
     const FAILED: Self;
 }
@@ -54,8 +48,6 @@ impl Answer for *mut c_void {
     const FAILED: Self = ptr::without_provenance_mut(usize::MAX);
 }
 
-/// Returns the value of `result`. On an error, sets errno and returns the C function's value for
-/// failure.
 #[inline]
 pub(crate) fn answer<T: Answer>(result: Result<T, Errno>) -> T {
     result.unwrap_or_else(|errno| {

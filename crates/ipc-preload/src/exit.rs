@@ -29,8 +29,6 @@ next! {
     AT_QUICK_EXIT: fn __cxa_at_quick_exit(extern "C" fn(), *mut c_void) -> c_int;
 }
 
-/// Looks up the C library's functions that this module calls, and registers `end` with
-/// at_quick_exit(3).
 pub(crate) fn resolve() {
     look_up();
     if let Some(register) = AT_QUICK_EXIT.found() {
@@ -40,8 +38,6 @@ pub(crate) fn resolve() {
     }
 }
 
-/// Ends the task of the process (its entry in the namespace), unless another thread may be in an
-/// IPC call.
 pub(crate) extern "C" fn end() {
     let Some(task) = process::own_task() else { return };
     if shm::is_on() && task.attached() != 0 {

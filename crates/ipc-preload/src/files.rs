@@ -16,8 +16,6 @@ use crate::errno::{self, Answer};
 use crate::next::next;
 use crate::proc;
 
-/// Defines functions that open a file, such as open(2). Each of them calls the C library's function
-/// of the same name. Then it passes the result and the path to the function `$then`.
 macro_rules! opening {
     ($($table:ident, $name:ident($($argument:ident: $kind:ty),*) -> $result:ty, $then:ident($path:ident);)*) => {
         // open(2) takes the mode as an optional argument. If the caller passes no mode, the
@@ -60,9 +58,8 @@ opening! {
     FREOPEN64, freopen64(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE, stream(path);
 }
 
-/// Completes an interposed open(2) or a variant of it. If `path` is a file of proc(5) about IPC
-/// objects, replaces the new file `fd` by one with the text for the namespace. If that fails, sets
-/// errno and returns -1.
+/// If `path` is a file of proc(5) about IPC objects, replaces the new file `fd` by a memfd with the
+/// text for the namespace.
 ///
 /// # Safety
 ///
@@ -79,8 +76,7 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     errno::answer(Err(errno))
 }
 
-/// Completes an interposed fopen(3) or a variant of it. If `path` is a file of proc(5) about IPC
-/// objects, replaces the file under the new stream. If that fails, sets errno and returns null.
+/// As `descriptor`, for a new stream of fopen(3).
 ///
 /// # Safety
 ///

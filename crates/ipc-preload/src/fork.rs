@@ -41,8 +41,6 @@ use std::os::fd::OwnedFd;
 use crate::process::{self, AttachLock};
 use crate::shm;
 
-/// How long, in seconds, the parent waits in fork(2) for a child that was stopped before its
-/// registration.
 const WAIT_MAX_S: i64 = 30;
 
 /// The state of a fork that is under way.
@@ -54,9 +52,7 @@ struct Forking {
 }
 
 thread_local! {
-    /// The state of a fork(2) that this thread has begun. The fork handler `prepare` sets it, and
-    /// `parent` or `child` takes it. The state is a `ManuallyDrop`, because the end of a thread
-    /// must not drop it.
+    /// A `ManuallyDrop`, because the end of a thread must not drop the state of a fork.
     static FORKING: Cell<Option<ManuallyDrop<Forking>>> = const { Cell::new(None) };
 }
 
@@ -71,8 +67,7 @@ pub(crate) fn resolve() {
 extern "C" fn prepare() {
     let Some(task) = process::own_task() else { return };
     let lock = AttachLock::take();
-    // In fork(2), the parent waits at this pipe until nattch counts the child. There is no pipe and
-    // no wait if no segment is attached, or if no pipe can be made.
+    // The parent waits at this pipe until nattch counts the child.
     let pipe = (task.attached() != 0).then(|| pipe_with(PipeFlags::CLOEXEC));
     let pipe = pipe.and_then(Result::ok);
     FORKING.set(Some(ManuallyDrop::new(Forking { task, pipe, _lock: lock })));

@@ -45,16 +45,12 @@ struct Handed {
     inode: u64,
 }
 
-/// The inherited descriptor of the namespace's file. `resolve` sets this static and [`FOLDER`] from
-/// the environment when the library is loaded.
 static FILE: OnceLock<Handed> = OnceLock::new();
 
 /// The descriptor of the folder of segments.
 static FOLDER: OnceLock<Handed> = OnceLock::new();
 
 impl Handed {
-    /// Reads the environment variable `name`: a descriptor's number, device and inode, with colons
-    /// between them.
     fn read(name: &str) -> Option<Self> {
         let word = std::env::var(name).ok()?;
         let mut parts = word.split(':');
@@ -63,8 +59,6 @@ impl Handed {
         parts.next().is_none().then_some(Self { number, device, inode })
     }
 
-    /// Returns the inherited descriptor. Returns none if its number is closed, or is open for
-    /// another file.
     fn get(&self) -> Option<BorrowedFd<'static>> {
         // SAFETY: the descriptor's number is not -1. fstat(2) fails for a closed descriptor, and
         // the library keeps the program from closing the inherited file.
@@ -74,8 +68,6 @@ impl Handed {
     }
 }
 
-/// Looks up the C library's functions that this module calls. Reads the environment variables that
-/// name the inherited descriptors.
 pub(crate) fn resolve() {
     look_up();
     for (handed, name) in [(&FILE, "COREWALK_IPC_FD"), (&FOLDER, "COREWALK_IPC_SHM_FD")] {
@@ -85,19 +77,14 @@ pub(crate) fn resolve() {
     }
 }
 
-/// Returns the inherited descriptor of the namespace's file, if the descriptor is still open.
 pub(crate) fn file() -> Option<BorrowedFd<'static>> {
     FILE.get()?.get()
 }
 
-/// Returns the inherited descriptor of the folder of shared-memory segments, if the descriptor is
-/// still open.
 pub(crate) fn folder() -> Option<BorrowedFd<'static>> {
     FOLDER.get()?.get()
 }
 
-/// Returns true if `fd` is a descriptor inherited from `corewalk ipc exec`, which the library keeps
-/// open.
 #[inline]
 fn is_kept(fd: c_int) -> bool {
     let mut handed = [&FILE, &FOLDER].into_iter().filter_map(OnceLock::get);
@@ -112,8 +99,6 @@ pub(crate) fn close_by(fd: c_int, next: impl FnOnce() -> c_int) -> c_int {
     next()
 }
 
-/// Returns the numbers of the descriptors that are inherited from `corewalk ipc exec` and still
-/// open, in ascending order.
 fn kept() -> impl Iterator<Item = c_int> {
     let number = |handed: &Handed| handed.get().map(|_| handed.number);
     let mut numbers = [&FILE, &FOLDER].map(|handed| handed.get().and_then(number));
@@ -190,8 +175,7 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(from) }
 }
 
-/// Defines fcntl(2) and ioctl(2), whose optional third argument is passed like a required one.
-/// Looks up the C library's functions that this module calls.
+/// The optional third argument of fcntl(2) and ioctl(2) is passed like a required one.
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         next! {

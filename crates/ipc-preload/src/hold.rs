@@ -29,8 +29,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// The address of the mapped hold (a locked file), or null. After a fork, a child has its parent's
-/// hold here until it has mapped its own.
+/// After a fork, a child has its parent's hold (a locked file) mapped here, until it has mapped its
+/// own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Maps the hold of a task that attaches its first segment.
@@ -55,15 +55,15 @@ pub(crate) fn give_up() {
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Called in a child that does not know which segments it has attached. Leaves the parent's hold (a
-/// locked file) mapped until the process ends, so that nattch still counts the parent's attaches.
+/// Leaves the parent's hold (a locked file) mapped until the process ends, since a child does not
+/// know which segments it has attached.
 pub(crate) fn leave() {
     // ORDERING: Relaxed. One thread at a time.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Maps the hold (a locked file) of a task. Returns `None` if that fails: if the task is then
-/// killed, nattch drops its attaches immediately, even if children use the segments.
+/// If the hold (a locked file) cannot be mapped and the task is killed, nattch drops its attaches
+/// immediately, even if children use the segments.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;

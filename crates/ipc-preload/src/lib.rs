@@ -93,8 +93,6 @@ export! {
 #[cfg(target_arch = "x86_64")]
 pub use lookup::dlsym;
 
-/// The functions that the loader runs when it loads this library and when the process exits. Unit
-/// tests do not register them.
 mod load {
     extern "C" fn load() {
         // `process::resolve` registers a fork handler that must run in a child before all other

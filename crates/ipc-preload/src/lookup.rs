@@ -32,13 +32,10 @@ use std::ptr;
 /// AArch64.
 const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
-/// The address of the C library's dlsym(3), or null until the first lookup.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// Returns the C library's dlsym(3).
-///
 /// Aborts the process if the C library has no dlsym(3), because no interposed function works
 /// without it.
 fn next() -> Dlsym {
@@ -59,7 +56,6 @@ fn next() -> Dlsym {
     unsafe { std::mem::transmute::<*mut c_void, Dlsym>(address) }
 }
 
-/// Returns the address of the function `name` in the next library of the search order, or null.
 pub(crate) fn next_of(name: &CStr) -> *mut c_void {
     // SAFETY: `name` is a C string, and `RTLD_NEXT` is a valid handle.
     unsafe { next()(libc::RTLD_NEXT, name.as_ptr()) }
@@ -94,8 +90,8 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Returns the function of this library with which dlsym(3) must answer. If it returns null,
-/// `dlsym` jumps to the C library's dlsym(3), whose address this function has stored in [`NEXT`].
+/// Returns null if `dlsym` must jump to the C library's dlsym(3), whose address is then in
+/// [`NEXT`].
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let next = next();
@@ -113,7 +109,6 @@ unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut 
     if !found.is_null() && found == next_of(wanted) { own.cast_mut() } else { ptr::null_mut() }
 }
 
-/// Returns `name`, which ends with a NUL byte, as a C string.
 pub(crate) const fn c_name(name: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,

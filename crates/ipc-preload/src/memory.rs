@@ -65,7 +65,7 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     0
 }
 
-/// Returns the mappings of this process. The kernel may report adjacent mappings as one.
+/// The kernel may report adjacent mappings as one.
 fn mappings() -> Vec<Range<usize>> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let address = |digits: &str| usize::from_str_radix(digits, 16).ok();

@@ -10,8 +10,6 @@ use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::mem::transmute_copy;
 
-/// A function of type `F` that this library interposes, in the next library of the search order
-/// (usually the C library).
 pub(crate) struct Next<F> {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -30,8 +28,6 @@ impl<F: Copy> Next<F> {
         Self { name, address: AtomicPtr::new(std::ptr::null_mut()), function: PhantomData }
     }
 
-    /// Returns the address of the C library's function, or null if no library after this one
-    /// defines it.
     pub(crate) fn address(&self) -> *mut c_void {
         // ORDERING: Relaxed. Every thread finds the same address of code, and no data is published
         // with it.
@@ -45,8 +41,6 @@ impl<F: Copy> Next<F> {
         address
     }
 
-    /// Returns the C library's function. If no other library defines it, sets errno and returns
-    /// none.
     pub(crate) fn found(&self) -> Option<F> {
         let address = self.address();
         if address.is_null() {
@@ -58,7 +52,6 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// Defines a table of C library functions by name and type, and `look_up`, which resolves them.
 macro_rules! next {
     ($($table:ident: fn $name:ident($($kind:ty),*) $(-> $result:ty)?;)*) => {
         $(

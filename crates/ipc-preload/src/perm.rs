@@ -6,7 +6,6 @@ use libc::c_int;
 /// The permission bits in the flags of a `*get` call.
 const MODE_MASK: c_int = 0o777;
 
-/// Splits the last argument of semget(2), msgget(2) or shmget(2) into flags and mode.
 pub(crate) fn get_flags(word: c_int) -> (GetFlags, u16) {
     (GetFlags::from_bits_retain(word & !MODE_MASK), (word & MODE_MASK) as u16)
 }

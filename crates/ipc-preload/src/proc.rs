@@ -51,8 +51,7 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
 /// The text of a file.
 type Text = fn(&Task) -> String;
 
-/// The path and the text of each file that the library replaces. Files whose names end with
-/// `next_id` read as -1, which means that the next id is not fixed.
+/// Files whose names end with `next_id` read as -1, which means that the next id is not fixed.
 const FILES: [(&str, Text); 14] = [
     ("/proc/sysvipc/sem", sets),
     ("/proc/sysvipc/msg", queues),
@@ -86,8 +85,7 @@ fn last_name(path: &[u8]) -> &[u8] {
 /// # Errors
 ///
 /// `EACCES` if the program has opened the file for writing, since the limits are read-only, or if
-/// the process cannot join the namespace. `EMFILE`, `ENFILE` and `ENOMEM` as open(2). After an
-/// error, the caller closes `fd`.
+/// the process cannot join the namespace. After an error, the caller closes `fd`.
 ///
 /// # Safety
 ///
@@ -111,8 +109,6 @@ pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno
     if flags & OFlags::ACCMODE != OFlags::RDONLY {
         return Err(Errno::ACCESS);
     }
-    // If the process cannot join the namespace, there is no text for the file, and the program's
-    // open(2) fails with `EACCES`.
     let task = process::register().map_err(|_| Errno::ACCESS)?;
     let text = memfd(text(task).as_bytes())?;
     let mut dup = DupFlags::empty();
@@ -164,8 +160,6 @@ fn segments(task: &Task) -> String {
     })
 }
 
-/// Returns the text of a file in `/proc/sysvipc`: a header line, then a row for each object up to
-/// the highest index.
 fn rows(
     head: &str,
     index_max: Result<u32, Errno>,
@@ -176,8 +170,6 @@ fn rows(
     rows.fold(head.to_owned(), |text, row| text + &row + "\n")
 }
 
-/// Returns columns of a row of a file in `/proc/sysvipc`: the first three (key, id, mode), and
-/// those of owner and creator.
 fn columns(id: i32, perm: &Perm) -> (String, String) {
     let Perm { key, mode, uid, gid, cuid, cgid, .. } = perm;
     let owners = format!("{uid:5} {gid:5} {cuid:5} {cgid:5}");

@@ -69,21 +69,18 @@ struct Page {
     is_program: AtomicBool,
 }
 
-/// The identity of the program that this process runs. After a fork, the child has its parent's
-/// identity here, and [`Page::is_program`] is false.
+/// After a fork, the child has the identity of its parent's program here, and [`Page::is_program`]
+/// is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
 /// True once a thread has changed its own credentials and not those of the other threads. The flag
 /// is never reset.
 static IS_APART: AtomicBool = AtomicBool::new(false);
 
-/// Version of the process's credentials: the number of calls that changed the credentials of all
-/// threads, plus 1.
+/// Raised by each call that changes the credentials of all threads.
 static CRED_CHANGES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The value of `CRED_CHANGES` (the version of the process's credentials) when this thread last
-    /// read its credentials, or 0.
     static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -97,17 +94,14 @@ static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 /// The namespace once it is mapped. A child keeps its parent's.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// The task that was registered last: in a forked child, the parent's task until the child has
-/// registered its own.
+/// In a forked child, at first the parent's task.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
-/// True while a thread holds [`AttachLock`]. A child inherits this flag, but not the lock itself.
-/// If the flag is true in a child, the fork interrupted a change of the list of attached segments,
-/// and the child cannot rely on its copy of the list.
+/// A forked child inherits this flag, but not the lock of attached segments. If the flag is true in
+/// a child, the fork interrupted a change of the list of attached segments. The child then cannot
+/// rely on its copy of the list.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
-/// Maps the page that the kernel zeroes in a forked child, and registers a fork handler with the C
-/// library.
 pub(crate) fn resolve() {
     // If the page cannot be mapped, the first call reports that.
     map_page();
@@ -129,8 +123,7 @@ pub(crate) fn join() {
     }
 }
 
-/// Stores the pid of this process as the owner of its memory. The C library calls this function in
-/// a child of fork(2), as a fork handler, but not in a child of vfork(2).
+/// A fork handler, which the C library calls in a child of fork(2), but not of vfork(2).
 extern "C" fn own() {
     if let Some(page) = known_page() {
         // ORDERING: Relaxed. The process has only one thread now.
@@ -138,8 +131,7 @@ extern "C" fn own() {
     }
 }
 
-/// Returns true if this process owns its memory. Returns false in a child of vfork(2), which uses
-/// the memory of its parent.
+/// A child of vfork(2) uses its parent's memory, and gets false.
 pub(crate) fn is_own() -> bool {
     let Some(page) = known_page() else { return true };
     // ORDERING: Relaxed. See `own`.
@@ -169,15 +161,15 @@ pub(crate) fn task() -> Result<&'static Task, Errno> {
 #[inline]
 pub(crate) fn known_task() -> Option<&'static Task> {
     let page = known_page()?;
-    // ORDERING(preload-task): Acquire. Pairs with the store in `publish`, so the task is complete.
+    // ORDERING(preload-task): Acquire. `publish` stores the address with Release after it has made
+    // the task. Without this order, a thread could see an incomplete task.
     let task = page.task.load(Ordering::Acquire);
     // SAFETY: the task lives until `take_task`, which is called only while no IPC call uses the
     // task.
     unsafe { task.as_ref() }
 }
 
-/// Returns the process's own task if it has made a call before. A child of vfork(2) gets none,
-/// although it shares its parent's memory.
+/// None for a child of vfork(2), which has its parent's memory.
 pub(crate) fn own_task() -> Option<&'static Task> {
     known_task().filter(|task| task.pid() == pid())
 }
@@ -187,12 +179,10 @@ pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// Registers this process, a forked child that has the segments of its parent attached. `parent` is
-/// the copy of the parent's task in the child's memory. No later call uses that copy.
+/// No later call uses `parent`, the child's copy of a task.
 ///
-/// A child that cannot register, for instance in another pid namespace, keeps its mappings of the
-/// segments, and its parent's hold (a mapped file, see `hold`). Meanwhile nattch does not count the
-/// child, but counts the parent's attaches even if the parent is killed.
+/// A child that cannot register keeps the mappings of its segments. Nattch does not count it, but
+/// counts the parent's attaches even if the parent is killed.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
@@ -202,8 +192,6 @@ pub(crate) fn register_child(parent: &Task) {
     }
 }
 
-/// Reads the process's credentials again, after a call of the C library that changes them in all
-/// threads.
 pub(crate) fn refresh_cred() {
     // ORDERING: Relaxed. `CRED_CHANGES` publishes no data: a thread that sees a new value reads its
     // credentials from the kernel.
@@ -217,9 +205,8 @@ pub(crate) fn refresh_cred() {
     }
 }
 
-/// Reads the credentials of the calling thread again, after a call that changes this thread alone.
-/// Existing threads keep their credentials; new threads inherit this thread's. From now on each
-/// thread reads its own credentials.
+/// For a call that changes the credentials of the calling thread alone. From now on each thread
+/// reads its own.
 pub(crate) fn refresh_thread_cred() {
     if crate::exit::is_alone() {
         return refresh_cred();
@@ -231,8 +218,6 @@ pub(crate) fn refresh_thread_cred() {
     }
 }
 
-/// Reads the credentials of the calling thread, unless the thread has read them since the last
-/// change.
 #[cold]
 fn refresh_late(task: &Task) {
     // ORDERING: Relaxed. See `refresh_cred`.
@@ -244,8 +229,7 @@ fn refresh_late(task: &Task) {
     }
 }
 
-/// Removes the address of the task from the wiped page (the page that the kernel zeroes in a forked
-/// child). Returns the task, so that the caller can end it.
+/// Removes the task's address from the page that a fork wipes.
 ///
 /// # Safety
 ///
@@ -262,8 +246,6 @@ pub(crate) unsafe fn take_task(own: *const Task) -> Option<Box<Task>> {
     Some(unsafe { Box::from_raw(task) })
 }
 
-/// Registers the process as a task (its entry in the namespace), or returns the reason why that
-/// fails.
 #[cold]
 #[inline(never)]
 pub(crate) fn register() -> Result<&'static Task, String> {
@@ -302,12 +284,8 @@ fn why_not(who: &str, errno: Errno) -> String {
     format!("the {who} cannot be registered: {why}")
 }
 
-/// Registers this process, a child of the process of `parent`, and returns its task. From now on
-/// nattch counts the child.
-///
-/// The child gets a hold of its own (a locked file, module `hold`) in place of its parent's. It
-/// also gets a mark: a file that tells the next program after execve(2) to detach the segments
-/// (module `shm`).
+/// The child gets its own hold (a locked file), and a mark: a file that tells the next program
+/// after execve(2) to detach the segments.
 fn forked(parent: &Task) -> Result<Task, Errno> {
     let task = parent.fork(pid())?;
     task.set_cred(cred::current());
@@ -316,10 +294,10 @@ fn forked(parent: &Task) -> Result<Task, Errno> {
     Ok(task)
 }
 
-/// Returns this child's copy of its parent's task, if the child was forked without the C library
-/// and has segments attached. The caller holds the lock of registration.
+/// Finds a child that was forked without the C library. The caller holds the lock of registration.
 fn forked_from() -> Option<&'static Task> {
-    // ORDERING(preload-last): Acquire. Pairs with the store in `publish`, so the task is complete.
+    // ORDERING(preload-last): Acquire. `publish` stores the address with Release after it has made
+    // the task. Without this order, a thread could see an incomplete task.
     let last = LAST.load(Ordering::Acquire);
     // ORDERING: Relaxed. The child's one thread reads its copy of the parent's memory.
     if !crate::shm::is_on() || IS_ATTACHING.load(Ordering::Relaxed) {
@@ -331,8 +309,7 @@ fn forked_from() -> Option<&'static Task> {
     last.filter(|parent| parent.pid() != pid() && parent.attached() != 0)
 }
 
-/// Makes `task` the task of this process (its entry in the namespace). The caller holds the lock of
-/// registration.
+/// The caller holds the lock of registration.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
     // ORDERING(preload-last): Release. Publishes the complete task to `forked_from`.
@@ -343,18 +320,17 @@ fn publish(page: &'static Page, task: Task) -> &'static Task {
     unsafe { &*task }
 }
 
-/// Returns the page that the kernel zeroes in a forked child, if the page is mapped.
 #[inline]
 fn known_page() -> Option<&'static Page> {
-    // ORDERING(preload-page): Acquire. Pairs with the store in `map_page`: the page is set up.
+    // ORDERING(preload-page): Acquire. `map_page` stores the address with Release after it has set
+    // the page up. Without this order, a thread could see the page as it was before.
     let page = PAGE.load(Ordering::Acquire);
     // SAFETY: `PAGE` is null or the address of a page that `map_page` has mapped. This page is
     // never unmapped, and zeroes are a valid `Page`.
     unsafe { page.as_ref() }
 }
 
-/// Returns the page that the kernel zeroes in a forked child. It exists, because this process or
-/// its parent has a task.
+/// This process or its parent has a task.
 fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
@@ -368,17 +344,16 @@ fn map_page() {
     // SAFETY: the range is the mapping just made, which no other thread knows.
     let advised = unsafe { rustix::mm::madvise(made, PAGE_BYTES, Advice::LinuxWipeOnFork) };
     if advised.is_ok() {
-        // ORDERING(preload-page): Release. Pairs with the loads of `PAGE`: a thread that sees the
-        // address finds the page set up.
+        // ORDERING(preload-page): Release. `known_page` loads the address with Acquire. Without
+        // this order, a thread could see the page as it was before it was set up.
         PAGE.store(made.cast(), Ordering::Release);
     }
 }
 
-/// Returns the namespace, and maps it if no earlier call has done so. The caller holds the lock of
-/// registration.
+/// The caller holds the lock of registration.
 fn namespace() -> Result<&'static Namespace, String> {
-    // ORDERING(preload-namespace): Acquire. Pairs with the Release store in this function: the
-    // namespace is complete.
+    // ORDERING(preload-namespace): Acquire. The thread that maps the namespace stores its address
+    // with Release. Without this order, another thread could see an incomplete namespace.
     let known = NAMESPACE.load(Ordering::Acquire);
     // SAFETY: a namespace whose address was stored is never dropped.
     if let Some(namespace) = unsafe { known.as_ref() } {
@@ -391,7 +366,6 @@ fn namespace() -> Result<&'static Namespace, String> {
     Ok(unsafe { &*namespace })
 }
 
-/// Returns the addresses at which the namespace is mapped, if it is mapped.
 pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     // ORDERING(preload-namespace): Acquire. See `namespace`.
     let known = NAMESPACE.load(Ordering::Acquire);
@@ -399,7 +373,6 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
-/// A guard that holds one of the locks in the page that the kernel zeroes in a child (`Page`).
 /// While the guard lives, all signals are blocked.
 pub(crate) struct PageLock {
     is_locked: &'static AtomicBool,
@@ -429,8 +402,7 @@ impl Drop for PageLock {
 pub(crate) struct AttachLock(#[expect(dead_code, reason = "held until it is dropped")] PageLock);
 
 impl AttachLock {
-    /// Takes the lock of attached segments. It is in the page that the kernel zeroes in a forked
-    /// child. That page is mapped, because this process or its parent has a task.
+    /// The page with the lock is mapped already.
     pub(crate) fn take() -> Self {
         let lock = PageLock::take(&page().is_attaching);
         // ORDERING: Relaxed. Only a forked child reads `IS_ATTACHING`, and the child has a copy of
@@ -447,9 +419,8 @@ impl Drop for AttachLock {
     }
 }
 
-/// Takes the lock of the tables of signal handlers, and blocks all signals. A child of vfork(2),
-/// which changes no table, takes no lock. Nor does a process that could not map the page with the
-/// lock.
+/// A child of vfork(2), which changes no table of signal handlers, takes no lock. Nor does a
+/// process that could not map the page with the lock.
 pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
     // Block all signals first. `PageLock::take` blocks them, too, but the drop of the `PageLock`
     // restores the mask that `take` has found. With `blocked`, the signals stay blocked until the

@@ -18,8 +18,6 @@ use crate::call;
 use crate::perm::{get_flags, ipc_perm};
 use crate::user::{self, Access};
 
-/// The largest number of operations that semop(2) copies to the stack. More operations go to the
-/// heap.
 const SOPS_INLINE: usize = 8;
 
 /// Fixed values of `IPC_INFO`: `SEMMAP` and `SEMMNU`, `SEMUME`, and `SEMUSZ`.
@@ -94,8 +92,6 @@ fn operate(
     task.semtimedop(id, &sops?, duration(timeout)?).map(|()| 0)
 }
 
-/// Returns the length of a timeout, or `EINVAL` if it is negative or its nanoseconds are out of
-/// range.
 #[inline]
 fn duration(timeout: Option<timespec>) -> Result<Option<Duration>, Errno> {
     let Some(timespec { tv_sec, tv_nsec, .. }) = timeout else { return Ok(None) };

@@ -79,8 +79,6 @@ fn path() -> Option<OsString> {
     std::env::var_os(SHM_ENV).filter(|path| !path.is_empty())
 }
 
-/// Returns the directory in which the memory of segments is stored as files. Uses the inherited
-/// descriptor of this directory if it is still open, and the path otherwise.
 pub(crate) fn segments() -> Option<SegmentFiles> {
     let path = path()?;
     let handed = handed::folder().and_then(|folder| SegmentFiles::of_descriptor(folder).ok());
@@ -100,8 +98,6 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Looks up the C library's functions that this module calls, and sets [`is_on`] from the
-/// environment.
 pub(crate) fn resolve() {
     look_up();
     // ORDERING: Relaxed. One thread so far.
@@ -110,23 +106,21 @@ pub(crate) fn resolve() {
 
 /// Detaches the segments that the previous program of this process had attached before execve(2).
 ///
-/// If the program cannot join the namespace, the mark (the file that `mark` creates) stays. If the
-/// process calls execve(2) again, the next program finds the mark, and tries again. Until then
-/// nattch counts the old attaches. No error is printed, because the program may never make an IPC
-/// call.
+/// If the program cannot join the namespace, its mark (a file) stays, and the next program after
+/// execve(2) tries again. Until then nattch counts the old attaches. No error is printed, because
+/// the program may never make an IPC call.
 pub(crate) fn detach_former() {
     if unmark() && process::register().is_err() {
         mark();
     }
 }
 
-/// Creates the mark of a process that has segments attached: a file in the folder of segments.
-/// After execve(2) the next program finds the mark, and detaches the segments.
+/// The next program after execve(2) finds this file and detaches segments.
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Ignore an error. Without this file, execve(2) does not lower nattch, but the end of the
-    // process does.
+    // Ignore an error: without this file, nattch falls at the end of the process, and not at
+    // execve(2).
     let _marked = rustix::fs::openat(&folder, mark_name(), flags, Mode::RUSR | Mode::WUSR);
 }
 
@@ -181,9 +175,6 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
     })
 }
 
-/// Maps a segment at the address that the program asks for, or at an address that the kernel
-/// chooses.
-///
 /// # Safety
 ///
 /// The caller meets the requirements of [`shmat`].

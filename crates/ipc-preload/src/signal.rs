@@ -61,12 +61,9 @@ const LEFT_ALONE: [c_int; 8] = [SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS
 /// The number of entries, and of their tables of handlers.
 const ENTRIES: usize = 2;
 
-/// The program's handler of each signal, in one table for each of the two entries.
 static HANDLERS: [[AtomicPtr<c_void>; SIGNALS]; ENTRIES] =
     [const { [const { AtomicPtr::new(ptr::null_mut()) }; SIGNALS] }; ENTRIES];
 
-/// The type of signal(2) and its variants: takes a signal and a handler, and returns the previous
-/// handler.
 type Replace = Next<unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t>;
 
 /// The argument of rt_sigaction(2). Analogous to Linux's `struct kernel_sigaction`.
@@ -110,8 +107,6 @@ unsafe extern "C" fn entry<const INDEX: usize>(_: c_int, _: *mut c_void, _: *mut
     )
 }
 
-/// The library's entry, which the kernel calls in place of the program's signal handler. It ends
-/// the wait of an interrupted IPC call, and then calls the program's handler.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe extern "C-unwind" fn entry<const INDEX: usize>(
     signal: c_int,
@@ -130,21 +125,16 @@ fn entries() -> [sighandler_t; ENTRIES] {
     [entry::<0> as *const (), entry::<1> as *const ()].map(<*const ()>::expose_provenance)
 }
 
-/// Returns the index of a signal in the tables of handlers, or none if the library leaves the
-/// handlers of this signal alone.
 fn cell(signal: c_int) -> Option<usize> {
     let index = usize::try_from(signal).ok()?;
     ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// Begins a call that changes or reads the handler of `signal`.
+/// The new handler goes to the table of the entry (the library's code before a handler) that is not
+/// installed for `signal`. Until the kernel has installed that entry, a signal finds the old
+/// handler in the other table.
 ///
-/// There are two entries (the library's code that runs before a handler), each with a table of
-/// handlers. The new handler goes to the table of the entry that is not installed for `signal`.
-/// Until the kernel has installed that entry, a signal finds the old handler in the other table.
-///
-/// Returns a guard of the lock of the tables, and the address that the kernel must install as the
-/// handler. The caller keeps the guard until the kernel has installed it.
+/// Keep the guard until the kernel has installed the address.
 fn begin(
     signal: c_int,
     cell: usize,
@@ -168,8 +158,7 @@ fn begin(
     (lock, entries()[free])
 }
 
-/// If the address that the kernel has reported as a handler is an entry of this library, returns
-/// the program's handler. Otherwise returns the address unchanged.
+/// Translates an entry of this library back to the program's handler.
 fn told(cell: usize, handler: sighandler_t) -> sighandler_t {
     match entries().iter().position(|entry| *entry == handler) {
         // ORDERING: Relaxed. See `arrived`.
@@ -228,9 +217,6 @@ pub(crate) unsafe fn by_number(
     unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
-/// Calls `call` to change or read the action of a signal. `handler` returns a reference to the
-/// field of an action that contains the handler.
-///
 /// # Safety
 ///
 /// If `call` returns 0 and `before` is not null, `call` has filled `before`.
@@ -266,8 +252,6 @@ fn installed_now(signal: c_int) -> Option<sighandler_t> {
     (asked == 0).then_some(now.sa_sigaction)
 }
 
-/// Installs a handler by signal(2) or a variant of it, which takes only a signal and a handler.
-///
 /// # Safety
 ///
 /// The caller meets the requirements of the C library's function.
@@ -289,8 +273,6 @@ unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sigha
     program
 }
 
-/// Defines signal(2) and its variants, which take a signal and a handler. Looks up the C library's
-/// functions of these names.
 macro_rules! replacing {
     ($($table:ident $name:ident)*) => {
         next! {

@@ -27,11 +27,9 @@ next! {
     SYSCALL: fn syscall(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 }
 
-/// The address of the C library's syscall(2), or null until it is looked up.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// The numbers of the system calls that this library handles. After a call from `SYS_setuid` on,
-/// `dispatch` reads the credentials of the calling thread again.
+/// After a call from `SYS_setuid` on, `dispatch` reads the credentials of the calling thread again.
 const CALLS: &[c_long] = &[
     libc::SYS_msgget,
     libc::SYS_msgsnd,

@@ -45,7 +45,7 @@ use crate::syscall;
 /// The smallest page size of all machines.
 const PAGE: usize = 4096;
 
-/// Number of bytes above the stack pointer within which an address counts as part of the stack.
+/// Bytes above the stack pointer that count as part of the stack.
 const STACK_MAX: usize = 128 << 10;
 
 /// `FUTEX_WAKE_OP` of futex(2) with the private flag, and its argument `ADD_ZERO`: add 0 to a word,
@@ -63,12 +63,9 @@ struct Range {
     end: usize,
 }
 
-/// The number of accessible ranges of the program's image and heap that a thread remembers for
-/// reading. It remembers as many for writing.
 const RANGES: usize = 4;
 
-/// The address ranges that this thread remembers as accessible. All begin and end at page
-/// boundaries.
+/// All ranges begin and end at page boundaries.
 struct Known {
     stack: Cell<Range>,
     /// Ranges of the program's image and heap: those that can be read, and those that can be
@@ -101,12 +98,6 @@ pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
     Ok(unsafe { ptr::with_exposed_provenance::<T>(from).read_unaligned() })
 }
 
-/// Stores `value` at an address, which need not be aligned.
-///
-/// # Errors
-///
-/// `EFAULT` if it cannot be written to.
-///
 /// # Safety
 ///
 /// The program has passed this address as the place where the call must store its result.
@@ -137,7 +128,6 @@ pub(crate) fn check(address: usize, bytes: usize, access: Access) -> Result<(), 
     if is_known { Ok(()) } else { ask(here, range, access) }
 }
 
-/// Returns an address on the stack, in the frame of the caller.
 #[inline]
 fn here() -> usize {
     let on_stack = 0_u8;
@@ -150,7 +140,7 @@ fn is_below_break(known: &[Range; RANGES], range: Range) -> bool {
     is_known && range.end <= program_break()
 }
 
-/// Returns the program break as the C library knows it, without a system call.
+/// Makes no system call, because the C library knows the program break.
 fn program_break() -> usize {
     // SAFETY: the call takes a number, and an increment of 0 changes nothing.
     unsafe { libc::sbrk(0) }.addr()
@@ -171,8 +161,7 @@ impl Range {
 }
 
 impl Known {
-    /// Remembers an accessible range of the program's image or heap. Extends a remembered range
-    /// that overlaps `range` or is adjacent to it. Otherwise `range` replaces the oldest one.
+    /// Merges `range` into an overlapping one, or replaces the oldest.
     fn note_heap(&self, access: Access, range: Range) {
         let mut known = self.heap[access as usize].get();
         match known.iter_mut().find(|known| known.meets(range)) {
@@ -205,8 +194,6 @@ impl Known {
     }
 }
 
-/// Checks by system calls that a range of addresses is accessible. Remembers the range if it
-/// belongs to the stack, the heap or the program's image.
 #[cold]
 fn ask(here: usize, range: Range, access: Access) -> Result<(), Errno> {
     if KNOWN.with(|known| known.note_stack(here, range)) {
@@ -229,7 +216,6 @@ fn pages(range: Range) -> Range {
     Range { start: range.start & !(PAGE - 1), end }
 }
 
-/// Returns true if all pages of a range allow an access of this kind. The range is not empty.
 fn is_good(range: Range, access: Access) -> bool {
     let next = |at: &usize| (at & !(PAGE - 1)).checked_add(PAGE).filter(|next| *next < range.end);
     std::iter::successors(Some(range.start), next).all(|at| match access {
@@ -249,7 +235,6 @@ fn is_readable(address: usize) -> bool {
     asked != Some(libc::EFAULT)
 }
 
-/// Returns true if the byte at an address can be written to.
 fn is_writable(address: usize) -> bool {
     let own = 0_u32;
     let (own, word) = (ptr::from_ref(&own).expose_provenance(), address & !(size_of::<u32>() - 1));
@@ -259,7 +244,7 @@ fn is_writable(address: usize) -> bool {
     asked != Some(libc::EFAULT)
 }
 
-/// Makes a system call, and returns its errno if it fails. The program's errno does not change.
+/// The program's errno does not change.
 ///
 /// # Safety
 ///

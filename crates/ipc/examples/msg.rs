@@ -41,8 +41,6 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Calls `pair`, which sends and receives one message, until `time` is over. Returns nanoseconds
-/// per pair.
 fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut pairs = 0u32;

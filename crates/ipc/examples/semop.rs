@@ -68,8 +68,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Calls `pair` until `time` is over. A pair is two calls: one adds to a semaphore, and the other
-/// takes that away again. Returns nanoseconds per call.
+/// A pair is two calls: one adds to a semaphore, and the other takes that away again.
 fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut calls = 0u32;

@@ -163,12 +163,7 @@ impl Backing for Memfds {
     }
 }
 
-/// Lengthens an empty file. The function checks the limit of `ulimit -f` itself, because the kernel
-/// would send SIGXFSZ.
-///
-/// # Errors
-///
-/// Returns `EFBIG` if the length is over the limit of `ulimit -f`, and the errors of ftruncate(2).
+/// Checks the limit of `ulimit -f`: the kernel would send SIGXFSZ.
 pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
     refuse_if(getrlimit(Resource::Fsize).current.is_some_and(|most| len > most), Errno::FBIG)?;
     ftruncate(file, len)

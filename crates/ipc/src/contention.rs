@@ -28,7 +28,6 @@ pub struct Contention {
     pub waited_ns: u64,
 }
 
-/// The counters behind [`Contention`], in the order of its fields. `None` if waits are not counted.
 /// The counters have their own cache lines, apart from the fields that every call reads.
 #[derive(Default)]
 pub(crate) struct Counts(pub(crate) Option<CachePadded<[AtomicU64; 2]>>);

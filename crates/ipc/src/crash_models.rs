@@ -113,8 +113,6 @@ impl World {
         }
     }
 
-    /// Lets the task that was not killed run recovery. Returns the state of the namespace
-    /// afterwards, or a description of what is wrong.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
@@ -146,8 +144,6 @@ impl World {
     }
 }
 
-/// Wakes the waiting calls of a task, so that a test need not wait until they wake up by
-/// themselves.
 fn wake_waiting(task: &Task) {
     task.waiting.collect(|node| {
         let status = &task.shared.region.line(node)[crate::status::STATUS];
@@ -155,8 +151,7 @@ fn wake_waiting(task: &Task) {
     });
 }
 
-/// Simulates the kill of a task. Marks its process as gone, and then drops the `Task` object with
-/// all later stores suppressed.
+/// Marks the process of the task as gone, then drops the `Task` with all later stores suppressed.
 pub(crate) fn kill(task: Task) {
     crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
@@ -180,8 +175,6 @@ impl Protocol {
     }
 }
 
-/// Returns the two states that recovery may produce. In one, the victim (the killed task) died
-/// before its call, and in the other after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -195,8 +188,6 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Kills the victim (the task under test) before each store of its call, in one run for each store.
-/// Returns the number of stores, or a description of the first wrong state.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -218,8 +209,6 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Kills the victim (the task under test) before each store of its call, and then the task that
-/// runs recovery before each store of the recovery. Returns the number of combinations.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;
@@ -258,9 +247,8 @@ fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Kills a task (the victim) half-way through its call, in a namespace without a free task record.
-/// A new process then takes over the victim's record, and is killed before each of its stores, in
-/// one run for each store. Returns the number of stores of a whole take-over.
+/// The namespace has no free task record. So a new process takes over the record of the killed
+/// task, and is killed before each of its stores.
 fn stop_take_over_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let half = stop_everywhere(case, Protocol::Whole)? / 2;
@@ -300,9 +288,8 @@ const CASES: [Case; 14] = [
         prepare: |world| {
             let one = [SemBuf::new(0, 1, SemFlags::UNDO)];
             world.victim().semop(world.id, &one).unwrap();
-            // The word of semaphore 0 is frozen (locked) three times before the tested call. So the
-            // call has the phase bit of the second operation here, and recovery must not mistake
-            // that operation's log for the call's.
+            // The log of an earlier operation is left here, and recovery must not mistake it for
+            // that of the tested call.
             world.victim().semop(world.id, &one).unwrap();
             world.survivor.sem_getall(world.id).unwrap();
         },

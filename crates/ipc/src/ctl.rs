@@ -34,24 +34,14 @@ pub(crate) enum By {
 pub(crate) struct Totals {
     /// The number of objects.
     pub(crate) objects: u32,
-    /// A sum over all objects of this kind, such as the number of semaphores in all sets. `Limits`
-    /// bounds the sum.
+    /// For example, the number of semaphores in all sets.
     pub(crate) used: u64,
     /// The highest index in use, or 0.
     pub(crate) index_max: u32,
 }
 
-/// Returns the id of the object with `key`, or creates an object and returns its id.
-///
-/// If an object with the key exists, the function calls `check`, and then checks the permissions.
-/// Otherwise `make` creates an object with the given owner and mode.
-///
-/// # Errors
-///
-/// - `EACCES`: the object's mode denies access.
-/// - `EEXIST`: an object exists, and both `CREATE` and `EXCLUSIVE` are given.
-/// - `ENOENT`: no object exists, and `CREATE` is not given.
-/// - The errors of `check`, `make` and the security hook.
+/// If an object with the key exists, `check` runs before the permissions are checked. Otherwise
+/// `make` creates an object with the given owner and mode.
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,
@@ -88,13 +78,7 @@ impl Task {
         }
     }
 
-    /// Returns the object on which a command works. The task must have the permissions in `flag` on
-    /// this object. Analogous to Linux's `ipc_obtain_object_check`.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EINVAL` if there is no such object, `EACCES` if its mode denies access, and the
-    /// errors of the security hook.
+    /// Analogous to Linux's `ipc_obtain_object_check`.
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
@@ -117,15 +101,9 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the object of a command that only the object's owner may call, such as `IPC_RMID`.
     /// The caller holds the lock of the object kind (as Linux's `ipc_ids.rwsem`). So the object
     /// cannot be removed, and its own lock is not needed. Analogous to Linux's
     /// `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EINVAL` if there is no such object, `EPERM` if the caller does not own it, and the
-    /// errors of the security hook.
     pub(crate) fn obtain_own(
         &self,
         ids: &IdsGuard<'_>,
@@ -138,13 +116,6 @@ impl Task {
         Ok(object)
     }
 
-    /// Returns the totals for a command `cmd` such as `SEM_INFO`: the number of sets, queues or
-    /// segments, and, for example, the number of semaphores in all sets.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of the security hook, and `EIO` if the lock of the object kind cannot be
-    /// acquired.
     pub(crate) fn totals(&self, ids: Ids<'_>, cmd: i32) -> Result<Totals, Errno> {
         self.ask(|hook, cred| (ids.kind.may_ctl)(hook, cred, None, cmd))?;
         let ids = ids.lock()?;

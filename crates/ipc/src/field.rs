@@ -10,7 +10,6 @@
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 
-/// Returns the value of a word that a lock or a sequence count protects.
 #[inline]
 pub(crate) fn get(word: &AtomicU64) -> u64 {
     // ORDERING: Relaxed. The caller's lock or sequence count orders it.
@@ -24,7 +23,6 @@ pub(crate) fn put(word: &AtomicU64, value: u64) {
     word.store(value, Ordering::Relaxed);
 }
 
-/// Returns the error with the given errno, or `EIO` for a number that is not an errno.
 pub(crate) fn errno_of(number: i32) -> Errno {
     if (1..=4095).contains(&number) { Errno::from_raw_os_error(number) } else { Errno::IO }
 }

@@ -120,8 +120,6 @@ impl OpenError {
         self.parts().0
     }
 
-    /// Returns the errno and a message for this error. The message is empty if the errno describes
-    /// the error well enough.
     fn parts(self) -> (Errno, &'static str) {
         match self {
             Self::Os(errno) => (errno, ""),
@@ -142,11 +140,10 @@ impl OpenError {
     }
 }
 
-/// A mapped namespace file: its memory, and the layout and the limits that its header describes.
 type Mapped = (Region, Layout, Limits);
 
-/// Defines how a structure of numbers and flags is written to the header of a namespace's file and
-/// read from it. Each field takes one word. The numbers come first, then the flags.
+/// Writes a structure to the header of a namespace's file, and reads it. Each field takes one word:
+/// first the numbers, then the flags.
 macro_rules! words_of {
     ($type:ident: $($number:ident)*; $($flag:ident)*) => {
         impl $type {
@@ -170,7 +167,7 @@ words_of!(
     is_shm_rmid_forced
 );
 
-/// Opens or creates the namespace file at `path`. Refuses a file of another user.
+/// Refuses a file of another user.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -180,7 +177,6 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd, OpenError> {
     Ok(file)
 }
 
-/// Maps the namespace in a file. If the file has none, makes one with `capacity` and `limits`.
 pub(crate) fn map(
     file: BorrowedFd<'_>,
     capacity: &Capacity,
@@ -200,11 +196,9 @@ pub(crate) fn map(
     made
 }
 
-/// Maps the namespace in a file. Returns `None` if the file has no complete namespace.
-///
-/// This function takes no lock. The maker of a namespace writes the magic number last, so a file
-/// with the magic number is complete. A flock(2) lock would not exclude a maker that shares its
-/// open file description with this process.
+/// Joining takes no lock. The maker of a namespace writes the magic number last, so a file with the
+/// magic number is complete. A flock(2) lock would not exclude a maker that shares its open file
+/// description with this process.
 fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
     let (words, _) = read_header(file)?;
     if words[MAGIC_AT] != MAGIC {
@@ -218,7 +212,6 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
     Ok(Some((region, layout, limits)))
 }
 
-/// Makes a namespace in an empty file, or in a file whose maker has died.
 fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Mapped, OpenError> {
     let layout = Layout::new(capacity)?;
     let (words, size) = read_header(file)?;
@@ -244,15 +237,13 @@ fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Map
     boot_id().into_iter().zip(BOOT_AT..).for_each(|(word, at)| set(at, word));
     capacity.words().into_iter().zip(CAPACITY_AT..).for_each(|(word, at)| set(at, word));
     limits.words().into_iter().zip(LIMITS_AT..).for_each(|(word, at)| set(at, word));
-    // ORDERING: Release. A process that reads the magic number, also without the lock of the file,
-    // then reads a complete header.
+    // ORDERING: Release. `join` reads the magic number without the lock of the file. Without this
+    // order, it could read an incomplete header.
     region.line(HEADER)[MAGIC_AT].store(MAGIC, Ordering::Release);
     Ok((region, layout, limits))
 }
 
-/// Returns the layout and the limits in the header of a namespace's file. Returns an error if the
-/// header does not match the `size` of the file. Also returns an error for a header from before the
-/// last boot or from another pid namespace.
+/// Refuses a header from before the last boot, or from another pid namespace.
 fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), OpenError> {
     refuse_if(words[MAGIC_AT] != MAGIC, OpenError::NotANamespace)?;
     refuse_if(words[VERSION_AT] != VERSION, OpenError::OtherVersion)?;
@@ -267,7 +258,6 @@ fn validate(words: &[u64; HEADER_WORDS], size: u64) -> Result<(Layout, Limits), 
     Ok((layout, limits))
 }
 
-/// Returns the header of the namespace's file, as words, and the size of the file.
 fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenError> {
     let mut bytes = [0; HEADER_WORDS * 8];
     // Get the size before the header, because another process may lengthen the file in between. The
@@ -280,7 +270,6 @@ fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenE
     Ok((std::array::from_fn(|at| u64::from_ne_bytes(words[at])), size))
 }
 
-/// Returns the boot id of the kernel, or zeroes if it cannot be read.
 fn boot_id() -> [u64; 2] {
     let text = read_small("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -288,8 +277,8 @@ fn boot_id() -> [u64; 2] {
     [(id >> 64) as u64, id as u64]
 }
 
-/// Returns true if `program` is known to be in another pid namespace than the processes that share
-/// the namespace's file, as a forked child may be. If `/proc` cannot be read, returns false.
+/// `program` may be a child that was forked into another pid namespace. Returns false if `/proc`
+/// cannot be read.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own
@@ -334,8 +323,6 @@ mod tests {
         assert_eq!(parent.fork(2).err(), refused);
         assert_eq!(namespace.recover().err(), refused);
         assert_eq!(namespace.pids().len(), 1, "a refused call took a task line");
-        // Checks that the process can register if the header of the namespace's file contains the
-        // process's own pid namespace, or 0 (unknown).
         for known in [0, own] {
             put(word, known);
             assert!(namespace.register(Cred::root(), 2).is_ok());

@@ -6,7 +6,6 @@
 
 use bitflags::bitflags;
 
-/// The permission bits in the mode of a `*get` call: reading, writing and executing.
 pub(crate) const MODE_MASK: u16 = 0o777;
 
 bitflags! {

@@ -65,12 +65,9 @@ pub const IPC_PRIVATE: i32 = 0;
 /// The minimum number of indices that are used in turn.
 const CYCLE_MIN: u32 = 64;
 
-/// The number of times that a lookup re-reads a slot that another thread is changing, before it
-/// waits for the writer's lock.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// The number of times that a lookup waits for the lock of the object kind (as Linux's
-/// `ipc_ids.rwsem`) before it fails. Only a hostile process can make it wait so often.
+/// Only a hostile process can make a lookup wait so often.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
@@ -82,7 +79,7 @@ const OWNER: usize = 2;
 const CREATOR: usize = 3;
 const PAYLOAD: usize = 4;
 const CTIME: usize = 5;
-/// The word with the key of the object, and the next slot in the hash chain of the key.
+/// A word with the object's key, and the next slot in the hash chain of the key.
 const KEY: usize = 6;
 /// The owner, if `STATE` has [`IS_SECOND`].
 const SECOND_OWNER: usize = 7;
@@ -99,8 +96,7 @@ const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
 /// The word with the index of the newest object, plus one.
 const NEXT_INDEX: usize = 4;
-/// The word with the sum that a limit bounds: for semaphore sets the number of all semaphores, for
-/// segments the number of all pages.
+/// The sum that a limit bounds: the semaphores of all sets, or the pages of all segments.
 const USED: usize = 5;
 
 /// The bits of a word of the bitmap.
@@ -113,23 +109,18 @@ pub(crate) struct IdLayout {
     pub(crate) head: u32,
     /// The number of slots, a power of two.
     pub(crate) slots: u32,
-    /// The first line of the hash table of keys. The bitmap of used indices is in the lines between
-    /// `head` and this line.
+    /// The first line of the hash table, after the bitmap.
     buckets: u32,
     /// The line of the first slot.
     first_slot: u32,
 }
 
 impl IdLayout {
-    /// Returns the layout of an id table with `slots` slots. Its head is in line `head` of the
-    /// region (the memory of the namespace).
     pub(crate) const fn new(head: u32, slots: u32) -> Self {
         let buckets = head + 1 + slots.div_ceil(BITS).div_ceil(8);
         Self { head, slots, buckets, first_slot: buckets + slots.div_ceil(8) }
     }
 
-    /// Returns the number of lines of an id table with `slots` slots: head, bitmap, buckets and
-    /// slots.
     pub(crate) const fn lines(slots: u32) -> u32 {
         Self::new(0, slots).first_slot + slots
     }
@@ -139,9 +130,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The state word of the slot. This word and the words below are kept whole, and their parts
-    /// are taken out later. If the parts were stored one by one, a load of several parts would
-    /// stall the processor.
+    /// The words of the slot are kept whole. If their parts were stored one by one, a load of
+    /// several parts would stall the processor.
     state: u64,
     owner: u64,
     creator: u64,
@@ -171,7 +161,7 @@ impl Object {
         }
     }
 
-    /// Returns the owner and the creator, each as a pair of user and group.
+    /// Owner and creator, each as a pair of user and group.
     #[inline]
     pub(crate) fn owners(&self) -> [u64; 2] {
         [self.owner, self.creator]
@@ -193,29 +183,24 @@ impl Object {
     }
 }
 
-/// The method of the security hook that is called before a `*ctl` command. Its last argument is the
-/// number of the command.
 type MayCtl = fn(&dyn SecurityHook, &Cred, Option<&Perm>, i32) -> Result<(), Errno>;
 
-/// A kind of objects: semaphore sets, message queues or segments. All kinds share the code for ids.
-/// This structure contains the functions in which the kinds differ.
+/// The functions in which semaphore sets, message queues and segments differ. All other code for
+/// ids is shared.
 pub(crate) struct Kind {
     pub(crate) layout: fn(&Layout) -> IdLayout,
-    /// Repairs an object after a task has died with the lock of this kind held. The repair may
-    /// complete the object's removal. Returns the object's share of the total that `Limits` bounds,
-    /// such as its number of semaphores.
+    /// Repairs an object after a task has died with the lock of the object's kind held. May
+    /// complete the object's removal. Returns the object's share of the total that `Limits` bounds.
     pub(crate) repair: fn(Ids<'_>, &Object) -> u64,
-    /// Frees the memory that a removed object still has. Returns true if all of it is free. Before
-    /// that, no new object gets the slot of the removed one.
+    /// Returns true if all memory of a removed object is free. Until then, no new object gets the
+    /// slot of the removed one.
     pub(crate) end: fn(Ids<'_>, u32) -> bool,
     /// Completes the repair after all slots were repaired.
     pub(crate) sweep: fn(Ids<'_>),
-    /// The method of the security hook that permits or refuses a command, such as `IPC_STAT`. The
-    /// command is for one object or for all objects of the kind.
     pub(crate) may_ctl: MayCtl,
 }
 
-/// The ids of one kind, for calls of one task. Analogous to Linux's `struct ipc_ids`.
+/// Analogous to Linux's `struct ipc_ids`.
 #[derive(Clone, Copy)]
 pub(crate) struct Ids<'r> {
     pub(crate) shared: &'r Shared,
@@ -241,12 +226,7 @@ impl<'r> Ids<'r> {
         (self.kind.layout)(&self.shared.layout)
     }
 
-    /// Takes the lock of all objects of this kind (semaphore sets, queues or segments). If the last
-    /// holder has died, `lock` first repairs the data.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EIO` if a live task holds the lock of the object kind and does not release it.
+    /// If the last holder has died, `lock` first repairs the data.
     pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
         let held = lock(self.shared, &self.head()[LOCK], self.owner, Wait::Long, || {
             recover::recover(self);
@@ -255,25 +235,14 @@ impl<'r> Ids<'r> {
         Ok(IdsGuard { ids: self, _held: held })
     }
 
-    /// Returns the object with this id. Analogous to Linux's `ipc_obtain_object_check` and
-    /// `ipc_checkid`.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EINVAL` if no object has this id. Returns `EIO` if a live task is inside a write
-    /// section of the slot, and does not release the lock of the object kind.
+    /// Analogous to Linux's `ipc_obtain_object_check` and `ipc_checkid`.
     #[inline]
     pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
         let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
         if object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Returns the object in slot `index`. Does not check the generation, unlike a lookup by id.
-    /// Analogous to Linux's `ipc_obtain_object`.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if there is none.
+    /// Analogous to Linux's `ipc_obtain_object`. Does not check the generation.
     #[inline]
     pub(crate) fn obtain_object(self, index: u32) -> Result<Object, Errno> {
         if index >= self.layout().slots {
@@ -289,7 +258,6 @@ impl<'r> Ids<'r> {
         if object.is_live() { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Reads a slot again after `obtain_object` found that another thread was changing it.
     #[cold]
     fn obtain_slow(self, index: u32) -> Result<Object, Errno> {
         let slot = self.slot(index);
@@ -316,15 +284,14 @@ impl<'r> Ids<'r> {
         slot(self.shared, self.layout(), index)
     }
 
-    /// Returns the object in slot `index`, if there is one. The caller holds the lock of the object
-    /// kind.
+    /// The caller holds the lock of the object kind.
     pub(crate) fn live(self, index: u32) -> Option<Object> {
         let is_slot = index < self.layout().slots;
         is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
     }
 
-    /// Returns the sequence count of slot `index`. First ends the write section of a dead task, if
-    /// there is one. The caller holds the lock of the object kind.
+    /// Ends the write section of a dead task, if there is one. The caller holds the lock of the
+    /// object kind.
     fn closed(self, index: u32) -> &'r SeqCount {
         let seq = SeqCount::from_word(&self.slot(index)[SEQ]);
         if SeqCount::is_write_in_progress(seq.raw_begin()) {
@@ -374,32 +341,26 @@ fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
     shared.region.line(ids.first_slot.wrapping_add(index))
 }
 
-/// Returns the payload of the object in slot `index` (the word that says where the object is),
-/// without a check of the sequence count.
-///
-/// A caller that holds the lock of one object must use this function and not a full lookup. A full
-/// lookup may wait for the lock of the object kind, which comes first in the lock order.
+/// A caller that holds the lock of one object uses this function, since a full lookup may wait for
+/// the lock of the object kind. That lock comes first in the lock order.
 pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
     let slot = slot(shared, ids, index);
     let payload = get(&slot[PAYLOAD]);
     (index < ids.slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
 }
 
-/// Returns the state word of slot `index`, which each `IPC_SET` changes. Recovery compares it with
-/// a recorded one to learn whether the `IPC_SET` of a dead task has changed the slot.
+/// Recovery compares the state word with a recorded one to learn whether the `IPC_SET` of a dead
+/// task has changed the slot.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
 
-/// Returns the index of the word of a slot that contains the object's owner. A bit of `state`
-/// selects `OWNER` or `SECOND_OWNER`.
 fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
-/// Returns the object's owner from the word `SECOND_OWNER`. The attribute `cold` makes the compiler
-/// use a branch, which the processor predicts. Without a branch, the load of the owner would wait
-/// for the load of the state word.
+/// The attribute `cold` makes the compiler use a branch, which the processor predicts. Without a
+/// branch, the load of the owner would wait for the load of the state word.
 #[cold]
 fn second_owner(slot: &Line) -> u64 {
     get(&slot[SECOND_OWNER])
@@ -421,18 +382,12 @@ fn read(slot: &Line, index: u32) -> Object {
 }
 
 impl IdsGuard<'_> {
-    /// Returns the object with this id. The object does not change before `self` is dropped,
-    /// because `self` holds the lock of the object kind.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if there is none.
     pub(crate) fn obtain_object_check(&self, id: i32) -> Result<Object, Errno> {
         let object = self.ids.live(id.cast_unsigned() & (SLOTS_MAX - 1));
         object.filter(|object| object.id() == id).ok_or(Errno::INVAL)
     }
 
-    /// Returns the object with this key. The key must not be `IPC_PRIVATE`.
+    /// `key` must not be `IPC_PRIVATE`.
     pub(crate) fn find_key(&self, key: i32) -> Option<Object> {
         let mut next = low(get(self.ids.bucket(key)));
         for _ in 0..self.ids.layout().slots {
@@ -451,7 +406,6 @@ impl IdsGuard<'_> {
         low(get(&self.ids.head()[IN_USE]))
     }
 
-    /// Returns the highest index in use, or none if no object exists.
     pub(crate) fn index_max(&self) -> Option<u32> {
         self.ids.taken().next_back()
     }
@@ -466,12 +420,8 @@ impl IdsGuard<'_> {
         put(&self.ids.head()[USED], used);
     }
 
-    /// Publishes a new object and returns its id. If there is no free slot or memory, frees the
-    /// memory that removed objects still have, and tries again.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`IdsGuard::publish`].
+    /// If there is no free slot or memory, frees the memory that removed objects still have, and
+    /// tries again.
     pub(crate) fn add(
         &self,
         perm: Perm,
@@ -485,15 +435,10 @@ impl IdsGuard<'_> {
         }
     }
 
-    /// Publishes a new object and returns its id. Ignores the generation in `perm.seq`. Analogous
-    /// to Linux's `ipc_addid`.
+    /// Ignores the generation in `perm.seq`. Analogous to Linux's `ipc_addid`.
     ///
-    /// Calls `make` with the index of the new object. `make` creates the object, and returns its
-    /// payload: the word that says where the object is.
-    ///
-    /// # Errors
-    ///
-    /// `ENOSPC` if `objects_max` objects exist already, and the errors of `make`.
+    /// `make` gets the index of the new object, and returns its payload: the word that says where
+    /// the object is.
     pub(crate) fn publish(
         &self,
         perm: Perm,
@@ -535,8 +480,7 @@ impl IdsGuard<'_> {
         Ok(read(slot, index).id())
     }
 
-    /// Removes an object from the id table: lookups by id and by key no longer find it. Analogous
-    /// to Linux's `ipc_rmid`.
+    /// Analogous to Linux's `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
         self.ids.forget_slot(object.index);
         self.unlink(object);
@@ -545,24 +489,23 @@ impl IdsGuard<'_> {
         put(in_use, get(in_use).saturating_sub(1));
     }
 
-    /// Changes the owner and the permission bits of an object, and keeps the other bits of its
-    /// mode. Analogous to Linux's `ipc_update_perm`.
+    /// Analogous to Linux's `ipc_update_perm`. Keeps the other bits of the mode.
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
         let _section = self.ids.closed(object.index).write();
         put(&slot[owner_word(state)], pair(uid, gid));
-        // ORDERING(ipc-redo): Release. A thread that reads the new state word also reads the new
-        // owner.
+        // ORDERING(ipc-redo): Release. The owner is stored before the state word. Without this
+        // order, a thread could read the new state word but the old owner.
         slot[STATE].store(state, Ordering::Release);
         put(&slot[CTIME], ctime);
     }
 
-    /// Removes the key of an object that stays until its last user detaches, and sets `flags` in
-    /// its mode. Analogous to Linux's `ipc_set_key_private`.
+    /// For an object that stays until its last user detaches. Analogous to Linux's
+    /// `ipc_set_key_private`.
     ///
-    /// Stores `flags` first. If this task dies before it removes the key, recovery does so
-    /// ([`Ids::forget_key`]).
+    /// `flags` are stored before the key is removed. If this task dies in between, recovery removes
+    /// the key ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = self.ids.closed(object.index).write();
@@ -578,7 +521,6 @@ impl IdsGuard<'_> {
         put(&slot[STATE], get(&slot[STATE]) & !u64::from(mask) | u64::from(flags & mask));
     }
 
-    /// Removes `object` from the hash chain of its key, if it has a key.
     fn unlink(&self, object: &Object) {
         if object.key() == IPC_PRIVATE {
             return;
@@ -618,7 +560,7 @@ impl IdsGuard<'_> {
     }
 }
 
-/// Sets the ctime of the object in slot `index`. The caller holds the object's lock.
+/// The caller holds the object's lock.
 pub(crate) fn touch_ctime(ids: Ids<'_>, index: u32, ctime: u64) {
     put(&ids.slot(index)[CTIME], ctime);
 }

@@ -146,12 +146,6 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Returns the places of all parts for `capacity`.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EINVAL` if a field of `capacity` is zero, too large, or no power of two where one
-    /// is required.
     pub(crate) fn new(capacity: &Capacity) -> Result<Self, Errno> {
         let Capacity { sets, sems, undos, waits, tasks, .. } = *capacity;
         let Capacity { queues, msgs, segments, attaches, waits: msg_waits, .. } = *capacity;
@@ -214,8 +208,6 @@ mod tests {
         let capacity = Capacity { sems: 5, undos: 7, waits: 3, msgs: 9, ..Capacity::LEAST };
         let layout = Layout::new(&capacity).unwrap();
         let fixed: u32 = layout.fixed().iter().map(|lines| lines.end - lines.start).sum();
-        // All lines that are not in `fixed` belong to the six pools. The first line of each pool is
-        // in `fixed`, so subtract 6. Two pools have the size `waits`.
         assert_eq!(layout.lines - fixed, 5 + 7 + 2 * 3 + 9 + 1 - 6);
         assert_eq!(layout.fixed().first().map(|lines| lines.start), Some(0));
     }

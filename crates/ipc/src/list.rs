@@ -18,10 +18,9 @@ use crate::field::{get, high, low, pair, put};
 pub(crate) struct List<'s> {
     pub(crate) region: &'s Region,
     pub(crate) ends: &'s AtomicU64,
-    /// The index of the word with the links to the neighbours, in the first line of each member.
+    /// Word with the links, in the first line of each member.
     pub(crate) links: usize,
-    /// The maximum number of members that a walk over this list visits: the number of lines of the
-    /// pool to which all members belong.
+    /// Lines of the members' pool; bounds each walk.
     pub(crate) max: u32,
 }
 
@@ -64,15 +63,13 @@ impl<'s> List<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// Replaces the members of this list by `lines`. Reads no old word of the list, because these
-    /// may be damaged.
+    /// The old words of the list may be damaged.
     pub(crate) fn set(&self, lines: impl IntoIterator<Item = u32>) {
         put(self.ends, 0);
         lines.into_iter().for_each(|line| self.push(line));
     }
 
-    /// Returns the members of this list. During the walk, the caller may unlink the member that the
-    /// walk has returned last.
+    /// During a walk over the list, the caller may unlink the member that was returned last.
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> + use<'s> {
         let some = |line: u32| Some(line).filter(|line| *line != 0);

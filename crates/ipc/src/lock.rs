@@ -51,12 +51,10 @@ pub(crate) const SLEEPERS: u64 = 1 << 31;
 /// next thread that takes the lock repairs them.
 const NOBODY: u64 = SLEEPERS - 1;
 
-/// The number of attempts to take the lock before a thread sleeps. They take about as long as a
-/// typical critical section.
+/// These attempts take about as long as a typical critical section.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
-/// The length of a thread's first sleep. After this sleep the thread checks whether the owner of
-/// the lock is alive.
+/// In nanoseconds. After its first sleep, a thread checks whether the owner of the lock is alive.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
 
 /// The maximum length of a sleep. Each sleep is twice as long as the previous one, since hundreds
@@ -66,7 +64,6 @@ const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 /// The time for which a call waits for one live holder of a lock: 10 s, and 3 s in tests.
 pub(crate) const WAIT_MAX_NS: u64 = if cfg!(test) { 3_000_000_000 } else { 10_000_000_000 };
 
-/// The total time for which a call waits for a lock, in nanoseconds.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -78,28 +75,21 @@ pub(crate) enum Wait {
     Short = 1_000_000_000,
 }
 
-/// The owner of a lock: a task number, and a generation that distinguishes this task from earlier
-/// tasks with the same number.
+/// The generation tells the task from earlier ones with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// A guard for a held lock. Dropping the guard releases the lock, also during a panic.
 #[must_use = "the lock is free when the guard is dropped"]
 pub(crate) struct Held<'s> {
     word: &'s AtomicU64,
     scope: Scope,
 }
 
-/// Takes the lock `word` for `owner`. The thread sleeps while another task holds the lock, at most
-/// for `wait`. If the holder has died, `recover` repairs the protected data.
-///
-/// # Errors
-///
-/// Returns `EIO` if a live task holds the lock `word` and does not release it. Also returns the
-/// errors of `recover`.
+/// The thread sleeps at most for `wait`. If the last holder has died, `recover` repairs the
+/// protected data.
 #[inline]
 pub(crate) fn lock<'s>(
     shared: &'s Shared,
@@ -109,8 +99,8 @@ pub(crate) fn lock<'s>(
     recover: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<Held<'s>, Errno> {
     let mine = pair(owner.index + 1, owner.generation);
-    // ORDERING(ipc-lock): Acquire. Pairs with the Release of the unlock: this holder sees all
-    // stores of the last holder.
+    // ORDERING(ipc-lock): Acquire. The last holder unlocks with Release when it drops its `Held`.
+    // Without this order, this thread could miss stores of the last holder.
     let free = word.compare_exchange(0, mine, Ordering::Acquire, Ordering::Relaxed);
     let was_left = free.is_err() && lock_slow(shared, word, mine, wait)?;
     let held = Held { word, scope: shared.scope };
@@ -121,8 +111,7 @@ pub(crate) fn lock<'s>(
     Ok(held)
 }
 
-/// Waits for the lock `word` and takes it. Returns true if the last holder has died, so that the
-/// protected data need repair.
+/// Returns true if the last holder has died, so that the protected data need repair.
 #[cold]
 fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result<bool, Errno> {
     let _waits = shared.contention.begin();
@@ -162,15 +151,12 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
-/// Returns true if `seen`, the word of a lock, names an owner that has died, or whose process now
-/// runs another program.
+/// An owner counts as gone if it has died, or if its process now runs another program.
 pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
     let holder = low(seen) & (SLEEPERS - 1) as u32;
     seen != 0 && shared.is_over(holder.wrapping_sub(1), Some(high(seen)))
 }
 
-/// The time limits of one call that sleeps, possibly several times, until another thread changes a
-/// word.
 pub(crate) struct Patience<'s> {
     pub(crate) shared: &'s Shared,
     wait: Wait,
@@ -188,13 +174,8 @@ impl<'s> Patience<'s> {
         Self { shared, wait, seen: None, end: None, beat_ns: BEAT_NS }
     }
 
-    /// Sleeps until the low half of `word` differs from that of `seen`. In a shared namespace, the
-    /// sleep also ends after a while. The function then returns true: the caller must check whether
-    /// the lock's owner is alive.
-    ///
-    /// # Errors
-    ///
-    /// The errors of `nap`.
+    /// In a shared namespace, the sleep also ends after a while. The function then returns true:
+    /// the caller must check whether the lock's owner is alive.
     pub(crate) fn sleep(&mut self, word: &AtomicU64, seen: u64) -> Result<bool, Errno> {
         if self.shared.scope == Scope::Private {
             futex::wait(word, low(seen), Deadline::NEVER, Scope::Private);
@@ -205,13 +186,12 @@ impl<'s> Patience<'s> {
         self.nap(word, seen, beat_ns)
     }
 
-    /// Sleeps for at most `nap_ns` while the low half of `word` equals that of `seen`. Returns true
-    /// if the sleep timed out.
+    /// Returns true if the sleep timed out.
     ///
     /// # Errors
     ///
-    /// In a shared namespace, returns `EIO` if `word` keeps the value `seen` for too long. Also
-    /// returns `EIO` if all sleeps of this `Patience` together take too long.
+    /// In a shared namespace, `EIO` if `word` keeps the value `seen` for too long, or if all sleeps
+    /// of this `Patience` together take too long.
     pub(crate) fn nap(&mut self, word: &AtomicU64, seen: u64, nap_ns: u64) -> Result<bool, Errno> {
         let now = futex::now();
         let within = |ns| Deadline { monotonic_ns: now.monotonic_ns + ns };
@@ -231,8 +211,7 @@ impl<'s> Patience<'s> {
 }
 
 impl Held<'_> {
-    /// Releases a lock whose holder could not repair the protected data. The next holder then tries
-    /// the repair again.
+    /// The next holder then tries the repair again.
     #[cold]
     fn give_up(self) {
         // ORDERING(ipc-lock): Release. See `lock`.

@@ -30,9 +30,6 @@ fn task(namespace: &Namespace, pid: u32) -> Arc<Task> {
     Arc::new(namespace.register(Cred::root(), pid).unwrap())
 }
 
-/// Runs `complete`, which completes a waiting call, while the task of that call goes to sleep.
-/// Counts three outcomes: the task slept and was woken; it did not sleep and was not woken; it did
-/// not sleep, but was woken.
 fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     Tally::of(move |tally| {
         let namespace = namespace();
@@ -49,8 +46,8 @@ fn sleep_against(complete: fn(&Task, u32) -> bool) -> [usize; 3] {
     })
 }
 
-/// Checks that no wake-up is lost. If a call is completed while its task goes to sleep, the task
-/// must either not sleep or get a wake-up.
+/// If a call is completed while its task goes to sleep, the task must either not sleep or get a
+/// wake-up.
 #[test]
 fn task_that_goes_to_sleep_beside_its_completion_is_woken() {
     assert_all_reached(&sleep_against(completes));
@@ -62,9 +59,6 @@ fn control_completion_in_two_steps_is_caught() {
     sleep_against(completes_in_two_steps);
 }
 
-/// Runs `add`, an operation on a semaphore set, while another thread removes the set and makes a
-/// new one. Counts three outcomes of `add`: success, `EINVAL`, `EIDRM`.
-///
 /// The model explores schedules with at most one preemption, in which either thread may run first.
 /// That is enough to run one thread in the middle of the other thread's operation.
 fn remove_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
@@ -100,18 +94,14 @@ fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Control (a variant with the bug must fail): the operation on a semaphore set does not compare
-/// the set's tag after the lookup. The tag tells the set from later sets in the same slot. Trap I10
-/// in `traps.md`.
+/// Control (a variant with the bug must fail): the operation does not compare the set's tag, which
+/// tells the set from later sets in the same slot. Trap I10 in `traps.md`.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
     remove_against(blind_add);
 }
 
-/// Runs `add`, an operation with `SEM_UNDO` on a set. Meanwhile another thread removes the set,
-/// makes a new one and uses it with `SEM_UNDO`. Counts three outcomes of `add`: success, `EINVAL`,
-/// `EIDRM`.
 fn remove_against_undo(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace();
@@ -167,9 +157,6 @@ fn control_undo_without_a_freeze_is_caught() {
     remove_against_undo(blind_undo);
 }
 
-/// Runs `add_both`, which adds 1 to each of two semaphores. Meanwhile another thread takes 1 from
-/// the first and then 1 from the second. Counts how often the other thread got nothing, and how
-/// often it got both units.
 fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -216,8 +203,6 @@ fn control_operations_one_by_one_are_caught() {
     });
 }
 
-/// Runs `add`, which increments a semaphore, while another call begins to wait for it. Counts how
-/// often the other call did not wait yet, and how often it waited.
 fn wait_against(add: fn(&Task, SemId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace();
@@ -250,8 +235,6 @@ fn control_operation_without_a_wake_up_is_caught() {
     wait_against(blind_add);
 }
 
-/// Makes a set while another thread looks the set up by its index. Counts how often the lookup
-/// found no set, and how often it found the set.
 fn publish_against_lookup() -> [usize; 2] {
     Tally::of_bounded(2, |tally| {
         let namespace = namespace();
@@ -274,7 +257,7 @@ fn set_beside_its_lookup_is_complete_or_not_there() {
 }
 
 /// Control (a variant with the bug must fail): the lookup does not check the slot's sequence count.
-/// (The models of the sequence count itself weaken its orderings.) Trap I7 in `traps.md`.
+/// Trap I7 in `traps.md`.
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {

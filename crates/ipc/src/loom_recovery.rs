@@ -20,8 +20,7 @@ use crate::shared::Shared;
 use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// Returns a namespace that is marked as shared by several processes. Only in such a namespace do
-/// tasks clean up after dead tasks.
+/// Only in a namespace that is marked as shared do tasks clean up after dead tasks.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();
@@ -36,8 +35,6 @@ fn task(shared: &Arc<Shared>, pid: u32) -> Task {
     Task::register(Arc::clone(shared), Cred::root(), pid).unwrap()
 }
 
-/// Lets two threads reap (clean up after) one dead task at the same time. Counts two outcomes: the
-/// spawned thread reaped the task, or the first thread did.
 fn two_reap(reap: fn(&Shared, Owner, u32) -> Result<bool, Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = shared();
@@ -83,16 +80,14 @@ fn loom_two_tasks_that_reap_one_reap_it_once() {
     assert_all_reached(&outcomes);
 }
 
-/// Control (a variant with the bug must fail): the two threads reap (clean up after) the dead task
-/// without its lock, which should exclude them from each other.
+/// Control (a variant with the bug must fail): the two threads clean up after the dead task without
+/// its lock.
 #[test]
 #[should_panic(expected = "reaped by the first: true, by the second: true")]
 fn loom_control_two_tasks_that_reap_without_its_lock_are_caught() {
     two_reap(reap_unlocked);
 }
 
-/// Reaps (cleans up after) a dead task like `recover::reap`, but without the lock that excludes a
-/// second reaper. The model must notice that the lock is missing.
 fn reap_unlocked(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let line = task_line(shared, index);
     if identity(line).0 != 0 {

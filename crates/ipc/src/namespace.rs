@@ -218,8 +218,6 @@ impl Namespace {
         Ok(Self::over(region, layout, Scope::Shared, NamespaceOptions { limits, ..options }))
     }
 
-    /// Returns a namespace over a region of memory whose layout exists already. Ignores the
-    /// capacity in `options`.
     fn over(region: Region, layout: Layout, scope: Scope, options: NamespaceOptions) -> Self {
         let NamespaceOptions { limits, hook, backing, spin_ns_max, .. } = options;
         let backing = backing.unwrap_or_else(|| Box::new(Memfds::default()));

@@ -286,8 +286,6 @@ impl CredCell {
         });
     }
 
-    /// Calls `of` with the calling thread's own credentials and returns the result, or none if the
-    /// thread has no own credentials.
     #[inline]
     fn of_own<T>(&self, of: impl FnOnce(&Cred) -> T) -> Option<T> {
         // ORDERING: Relaxed. See `has_own`.
@@ -306,8 +304,7 @@ impl CredCell {
         found.ok().flatten()
     }
 
-    /// Returns a consistent copy of all credentials. The function takes no lock, and writes no
-    /// shared memory.
+    /// Takes no lock, and writes no shared memory.
     pub(crate) fn whole(&self) -> Cred {
         self.of_own(Cred::clone).unwrap_or_else(|| self.whole.read(&rcu::read_lock()).clone())
     }
@@ -328,8 +325,7 @@ impl CredCell {
         self.of_own(|own| own.caps).unwrap_or_else(caps) & cap != 0
     }
 
-    /// Returns true if the mode grants the permission bits in `flag`. The function does not call
-    /// the security hook.
+    /// Does not call the security hook.
     #[inline]
     pub(crate) fn may(&self, [owner, creator]: [u64; 2], mode: u16, flag: u32) -> bool {
         let requested = (flag >> 6) | (flag >> 3) | flag;
@@ -351,8 +347,6 @@ impl CredCell {
         self.of_own(is_in).unwrap_or_else(|| is_in(self.whole.read(&rcu::read_lock())))
     }
 
-    /// Returns true if the caller is the owner or the creator of the object, or has the capability
-    /// `cap`.
     pub(crate) fn may_control(&self, perm: &Perm, cap: u64) -> bool {
         let (euid, _) = self.ids();
         euid == perm.cuid || euid == perm.uid || self.is_capable(cap)

@@ -46,8 +46,7 @@ use crate::field::{get, put};
 use crate::lock::{Held, Owner, Wait, lock};
 use crate::shared::Shared;
 
-/// The number of cache lines of a pool's head. The head contains the pool's lock and its free
-/// lists.
+/// The pool's lock and its free lists.
 pub(crate) const HEAD_LINES: u32 = 4;
 
 /// Sizes of ranges: 1 to 65,536 lines.
@@ -55,18 +54,16 @@ const CLASSES: u32 = 17;
 
 const LOCK: usize = 0;
 const NEXT_FRESH: usize = 1;
-/// The word with the number of cache lines that were freed since the last time that the pool joined
-/// free ranges.
+/// The number of cache lines freed since the pool last joined free ranges.
 const GIVEN: usize = 2;
 /// How often ranges were joined.
 const JOINS: usize = 3;
-/// The word with the number of cache lines for which memory is reserved. These are the first lines
-/// of the pool.
+/// Memory is reserved for this many lines of the pool.
 const RESERVED: usize = 4;
 const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
 
-/// The number of cache lines for which memory is reserved at a time: 64 KiB.
+/// Memory is reserved in steps of 64 KiB.
 const CHUNK: u64 = 1024;
 
 const CLASS_MASK: u64 = 0xff;
@@ -85,29 +82,20 @@ pub(crate) struct Pool {
     pub(crate) joins: Joins,
 }
 
-/// Whether a pool joins free ranges (runs of cache lines) into larger ones, and cuts large ranges
-/// into smaller ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// The pool joins free ranges (runs of cache lines) when no range is large enough. It does not
-    /// zero the joined lines. A semaphore's line must keep the tag (version number) of its last
-    /// set, since the next set needs a newer tag. Freed lines of undo records are already zero.
+    /// Joined lines are not zeroed. A semaphore's line must keep the tag (version number) of its
+    /// last set, since the next set needs a newer tag. Freed lines of undo records are already
+    /// zero.
     Keeping,
-    /// The pool joins free ranges only if 1/256 of its lines were freed since it last joined
-    /// ranges. It zeroes the first line of each new range, which may contain old text of a message.
+    /// Free ranges are joined only if 1/256 of the pool's lines were freed since the last join. The
+    /// first line of each new range is zeroed, since it may contain old text of a message.
     Clearing,
 }
 
 impl Pool {
-    /// Allocates a range of at least `lines` cache lines for the task or object `whose`. Returns
-    /// the number of its first line.
-    ///
-    /// # Errors
-    ///
-    /// Returns `ENOMEM` if no free range has enough lines, and `EIO` if the pool's lock cannot be
-    /// taken.
     pub(crate) fn alloc(
         &self,
         shared: &Shared,
@@ -124,8 +112,6 @@ impl Pool {
         Ok(line)
     }
 
-    /// Frees the range of cache lines that begins at `line`, if it is in use.
-    ///
     /// If the pool's lock cannot be taken, the range is lost.
     pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
         let region = &shared.region;
@@ -139,8 +125,8 @@ impl Pool {
         let Some(header) = self.header(region, line).filter(|header| header.is_used()) else {
             return;
         };
-        // ORDERING(ipc-pool): Release. If the next user of these cache lines sees them free, it
-        // also sees all stores of the last user.
+        // ORDERING(ipc-pool): Release. `header` loads this word with Acquire. Without this order,
+        // the next user of these cache lines could miss stores of the last user.
         region.line(line)[HEADER].store(header.0 & (CLASS_MASK), Ordering::Release);
         self.push(region, line, header.class());
         let given = &region.line(self.head)[GIVEN];
@@ -151,12 +137,11 @@ impl Pool {
     pub(crate) fn set_whose(&self, region: &Region, line: u32, whose: u32) {
         let header = &region.line(line)[HEADER];
         let next = get(header) & CLASS_MASK | USED | u64::from(whose) << WHOSE_SHIFT;
-        // ORDERING(ipc-pool): Release. A walk that reads this header also sees all earlier stores
-        // to this range of cache lines.
+        // ORDERING(ipc-pool): Release. `header` loads this word with Acquire. Without this order, a
+        // walk could read this header but miss earlier stores to its range.
         header.store(next, Ordering::Release);
     }
 
-    /// Returns the number of the task or object that uses the range of cache lines at `line`.
     /// Returns none if the range is free.
     pub(crate) fn whose(&self, region: &Region, line: u32) -> Option<u32> {
         self.header(region, line).filter(|header| header.is_used()).map(Header::whose)
@@ -167,9 +152,7 @@ impl Pool {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// Returns the ranges (runs of cache lines) in use: the number of the first line, and the
-    /// number of the task or object that uses the range. In a pool that joins free ranges, use
-    /// [`Pool::collect_used`] instead.
+    /// In a pool that joins free ranges, use [`Pool::collect_used`] instead.
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,
@@ -178,8 +161,7 @@ impl Pool {
         used.map(|(line, header)| (line, header.whose()))
     }
 
-    /// Rebuilds the free lists of the pool from the headers of all its ranges of cache lines, free
-    /// and used. The caller holds the pool's lock.
+    /// The caller holds the pool's lock.
     pub(crate) fn rebuild(&self, region: &Region) {
         (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
         let mut end = self.first;
@@ -193,12 +175,7 @@ impl Pool {
         self.note_joins(region);
     }
 
-    /// Takes the pool's lock. If the last holder of the lock has died, rebuilds the free lists
-    /// first.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` if the pool's lock cannot be taken.
+    /// If the last holder of the lock has died, rebuilds the free lists first.
     pub(crate) fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
         lock(shared, &shared.region.line(self.head)[LOCK], owner, Wait::Long, || {
             self.rebuild(&shared.region);
@@ -206,8 +183,7 @@ impl Pool {
         })
     }
 
-    /// Returns the pool's ranges of cache lines, free and used. Without the pool's lock, a range
-    /// that is just being made may be missing.
+    /// Without the pool's lock, a range that is just being made may be missing.
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
@@ -215,12 +191,11 @@ impl Pool {
         std::iter::successors(at(pool.first), next)
     }
 
-    /// Returns the header of the range of cache lines that begins at `line`. Returns none if the
-    /// line was never the first of a range.
+    /// Returns none if the line was never the first of a range.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
-        // ORDERING(ipc-pool): Acquire. Pairs with `give_back`: this thread sees all stores of the
-        // last user of a free range of cache lines.
+        // ORDERING(ipc-pool): Acquire. `give_back` frees a range with Release. Without this order,
+        // this thread could miss stores of the last user of the range.
         let header = Header(region.line(line)[HEADER].load(Ordering::Acquire));
         // Ignore a header whose size class is too large for the pool. Only a hostile process can
         // have written it.
@@ -228,8 +203,8 @@ impl Pool {
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
 
-    /// Takes a free range. If there is none, makes a range from cache lines that were never used.
-    /// The caller holds the pool's lock.
+    /// If there is no free range, makes one from cache lines that were never used. The caller holds
+    /// the pool's lock.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
         let reused = |class| {
             let line = self.pop(region, class)?;
@@ -259,7 +234,7 @@ impl Pool {
         Some(line)
     }
 
-    /// Reserves memory for the first `count` lines of the pool. The caller holds the pool's lock.
+    /// The caller holds the pool's lock.
     fn reserve(&self, region: &Region, count: u64) -> Option<()> {
         let word = &region.line(self.head)[RESERVED];
         let (all, done) = (u64::from(self.lines), get(word));
@@ -278,8 +253,7 @@ impl Pool {
         Some(())
     }
 
-    /// Reserves memory for the given cache lines, unless they have memory already. Returns false if
-    /// no memory is left. The caller holds the pool's lock.
+    /// Returns false if no memory is left. The caller holds the pool's lock.
     fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
         let done = get(&region.line(self.head)[RESERVED]);
         u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()
@@ -334,8 +308,6 @@ impl Header {
     }
 }
 
-/// Returns the smallest size class of ranges that have at least `lines` cache lines. Returns none
-/// if no class is large enough.
 fn class_of(lines: u32) -> Option<u32> {
     let class = lines.max(1).checked_next_power_of_two()?.trailing_zeros();
     (class < CLASSES).then_some(class)

@@ -34,7 +34,6 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, read, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-/// The largest size of a file of `/proc` that `read_small` reads, in bytes.
 const SMALL_BYTES: usize = 4096;
 
 const PID_BITS: u32 = 22;
@@ -58,7 +57,7 @@ impl Identity {
     /// The identity that all tasks of a private namespace have.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
-    /// Returns the identity of process `pid`, whose start time is `start` clock ticks after boot.
+    /// `start` is the start time of the process, in clock ticks after boot.
     pub(crate) fn new(pid: u32, start: u64) -> Self {
         let pid = u64::from(pid) & ((1 << PID_BITS) - 1);
         Self(IS_SET | (start & START_MASK) << PID_BITS | pid)
@@ -72,8 +71,7 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Returns true if the process with this identity has ended, or if the word is no identity
-    /// because it was damaged.
+    /// Also true if the word was damaged and is no identity.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {
             return false;
@@ -118,8 +116,7 @@ impl Program {
     }
 }
 
-/// Returns the inode number of the calling process's pid namespace, or 0 if `/proc` does not show
-/// it.
+/// Returns 0 if `/proc` does not show the namespace.
 pub(crate) fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
@@ -137,8 +134,8 @@ pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     stat(identity.pid()).is_some_and(is_other)
 }
 
-/// Returns true if a process has ended, even if it is still a zombie. If pidfd_open(2) fails,
-/// kill(2) tells whether the process exists. In that case a zombie counts as alive.
+/// A zombie counts as ended. If pidfd_open(2) fails, kill(2) tells whether the process exists, and
+/// a zombie then counts as alive.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.
@@ -157,19 +154,12 @@ pub(crate) struct Stat {
     is_dead: bool,
 }
 
-/// Returns the state of a process, or none if `/proc` does not show it.
 pub(crate) fn stat(pid: u32) -> Option<Stat> {
     parse(&read_small(&format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Returns the text of a small file of `/proc`.
-///
 /// This function makes its system calls directly: the functions of a preloaded library, such as
 /// that of fakeroot(1), might call the namespace again.
-///
-/// # Errors
-///
-/// The errors of open(2) and read(2).
 pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = [0; SMALL_BYTES];
@@ -182,8 +172,8 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     }
 }
 
-/// Parses a line of `/proc/PID/stat`. The program's name may contain any character, so fields are
-/// counted from the last closing parenthesis.
+/// In `/proc/PID/stat`, the program's name may contain any character. So fields are counted from
+/// the last closing parenthesis.
 fn parse(line: &str) -> Option<Stat> {
     let (_, fields) = line.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();

@@ -50,15 +50,11 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
-/// Reaps (cleans up after) the task numbered `index` if its process has ended. This may complete
-/// calls of other dead tasks, which are then reaped too. The caller holds no lock.
+/// Reaping (the cleanup after a dead task) may complete calls of other dead tasks, which are then
+/// reaped too. The caller holds no lock.
 ///
 /// Returns true if the task was dead. If a forked child still uses the segments of the task, the
 /// task's record stays in use (`shm::reap`).
-///
-/// # Errors
-///
-/// `EIO` if a live task does not release a needed lock.
 #[cold]
 pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     let (is_reaped, absent) = reap_one(shared, owner, index)?;
@@ -66,9 +62,8 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// Like [`reap`], but cleans up only after the task numbered `index`. The cleanup may complete
-/// calls of other tasks. Returns those of these tasks that may have died, and the caller must reap
-/// them.
+/// Returns the tasks whose calls the cleanup has completed and that may have died. The caller must
+/// reap them.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let is_other = index < shared.layout.tasks_max && index != owner.index;
@@ -85,8 +80,7 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index, state)
 }
 
-/// Reaps (cleans up after) those tasks in `absent` that have died, and further dead tasks whose
-/// calls this completes. The caller holds no lock.
+/// Also reaps dead tasks whose calls the reaping completes. The caller holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     // Each task is reaped (cleaned up after) at most once. So the number of tasks bounds the loop,
     // even if shared memory is damaged.
@@ -98,12 +92,6 @@ pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     }
 }
 
-/// Reaps (cleans up after) a task that this process had before its execve(2). `owner` is the number
-/// of a task that the process has now.
-///
-/// # Errors
-///
-/// The errors of [`reap`].
 #[cold]
 pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Errno> {
     with_reaper(shared, owner, index, || {
@@ -119,10 +107,6 @@ pub(crate) fn reap_former(shared: &Shared, owner: Owner, index: u32) -> Result<b
 
 /// Cleans up after a task that this process had before its execve(2), but keeps its `SEM_UNDO`
 /// adjustments until the process ends.
-///
-/// # Errors
-///
-/// The errors of [`reap`].
 #[cold]
 pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Errno> {
     // execve(2) has unmapped all segments of the process, so `end_all` removes the old task's
@@ -132,8 +116,6 @@ pub(crate) fn settle(shared: &Shared, owner: Owner, index: u32) -> Result<(), Er
     with_reaper(shared, owner, index, end).map(drop)
 }
 
-/// Takes the lock `REAPER` of the task numbered `index`, and calls `end`, which cleans up after
-/// that task. Then releases the lock, and reaps the tasks of completed calls that have died.
 fn with_reaper<T>(
     shared: &Shared,
     owner: Owner,
@@ -147,9 +129,8 @@ fn with_reaper<T>(
     Ok(done)
 }
 
-/// Reaps (cleans up after) the task whose record has the number `index`, and whose process has the
-/// identity `state`. The caller holds the record's lock `REAPER`. If another process takes over the
-/// record meanwhile, the record stays in use.
+/// The caller holds the record's lock `REAPER`. If another process takes over the record meanwhile,
+/// the record stays in use.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -170,11 +151,7 @@ pub(crate) fn reap_line(
 }
 
 /// Cleans up after a dead task whose record the new task `owner` has taken over. Returns false if
-/// the dead task's attaches must stay because a forked child still uses the segments (`shm::reap`).
-///
-/// # Errors
-///
-/// Those of [`reap`].
+/// the attaches must stay, because a forked child still uses the segments.
 pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
     // Take the lock `REAPER`. This waits for a thread that began to reap (clean up after) the dead
     // task before `owner` took over its record.
@@ -182,9 +159,8 @@ pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
     with_reaper(shared, owner, owner.index, end)
 }
 
-/// Cleans up after a task, but does not free its record. `end_sems` cleans up the semaphore sets.
-/// The returned flag is false if attaches of the task must stay, because a forked child uses the
-/// segments.
+/// The record of the task is not freed. The returned flag is false if attaches of the task must
+/// stay, because a forked child uses the segments.
 fn end_all(
     shared: &Shared,
     owner: Owner,
@@ -207,12 +183,7 @@ fn end_all(
     Ok((is_whole, absent))
 }
 
-/// Reaps (cleans up after) all dead tasks. Returns their number, not counting those whose segments
-/// a forked child still uses.
-///
-/// # Errors
-///
-/// The errors of [`reap`].
+/// Returns the number of reaped tasks, without those whose segments a forked child still uses.
 pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     let mut count = 0;
     for index in 0..shared.layout.tasks_max {
@@ -222,12 +193,8 @@ pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     Ok(count)
 }
 
-/// Runs `call`. If it fails with `ENOMEM` and there are dead tasks, reaps (cleans up after) them,
-/// and runs `call` once more. The caller holds no lock.
-///
-/// # Errors
-///
-/// The errors of `call`.
+/// If `call` fails with `ENOMEM` and there are dead tasks, reaps them and runs `call` once more.
+/// The caller holds no lock.
 #[inline]
 pub(crate) fn with_room<T>(
     shared: &Shared,
@@ -240,8 +207,7 @@ pub(crate) fn with_room<T>(
     }
 }
 
-/// Reaps (cleans up after) all dead tasks, on behalf of a call that has found no memory. Returns
-/// true if there were any.
+/// Returns true if there were any dead tasks.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
     // If a live task does not release a lock, return false. The caller's call then fails with
@@ -266,7 +232,6 @@ mod tests {
     const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
     const UNDO: SemBuf = SemBuf::new(0, 1, SemFlags::UNDO);
 
-    /// Returns a namespace with memory for one waiting call, one undo record and one attach.
     fn namespace() -> Namespace {
         let capacity = Capacity { undos: 2, waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };
         let options = NamespaceOptions { capacity, ..NamespaceOptions::default() };
@@ -274,7 +239,6 @@ mod tests {
         Namespace::open_fd(&file, options).unwrap()
     }
 
-    /// Returns two tasks: one that the test will kill, and one that stays alive.
     fn two(namespace: &Namespace) -> (Task, Task) {
         let task = |pid| namespace.register(Cred::root(), pid).unwrap();
         (task(1), task(3))
@@ -387,8 +351,7 @@ mod tests {
         assert_eq!(pool.used(&other.shared.region).count(), 1, "the child has none");
     }
 
-    /// Checks a fork that needs an attach record for the child while all records are in use. It
-    /// must get the record of a dead task.
+    /// A fork that needs an attach record while all are in use must get that of a dead task.
     #[test]
     fn attaches_of_the_dead_make_room_for_those_of_a_child() {
         let capacity = Capacity { attaches: 3, segments: 2, tasks: 4, ..Capacity::LEAST };

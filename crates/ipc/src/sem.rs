@@ -94,13 +94,6 @@ impl SemBuf {
         self.sem_flg.contains(SemFlags::NOWAIT)
     }
 
-    /// Returns the value of a semaphore after this operation. `value` is its value before the
-    /// operation.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EAGAIN` if the operation has to wait, and `ERANGE` if the value would exceed
-    /// `SEMVMX`.
     #[inline]
     fn apply(self, value: i32) -> Result<i32, Errno> {
         match value + i32::from(self.sem_op) {

@@ -12,7 +12,6 @@ use crate::layout::Layout;
 use crate::limits::Limits;
 use crate::perm::SecurityHook;
 
-/// The data of a namespace that all tasks of this process share.
 pub(crate) struct Shared {
     pub(crate) region: Region,
     pub(crate) layout: Layout,
@@ -20,8 +19,7 @@ pub(crate) struct Shared {
     pub(crate) hook: Option<Box<dyn SecurityHook>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) scope: Scope,
-    /// The time for which a waiting call polls before it sleeps, in nanoseconds. With 0 it does not
-    /// poll.
+    /// In nanoseconds. With 0 a waiting call does not poll.
     pub(crate) spin_ns: u64,
     pub(crate) contention: Counts,
 }

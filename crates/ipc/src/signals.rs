@@ -25,25 +25,23 @@ thread_local! {
     /// The number of signal handlers that have run.
     static SIGNALS: Cell<u64> = const { Cell::new(0) };
 
-    /// The innermost wait node of this thread, as the number of its first cache line in shared
-    /// memory. It is 0 if the thread does not wait.
+    /// The innermost wait node of this thread, or 0 if the thread does not wait.
     static WAIT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Called by a signal handler. Counts the handler. Returns the wait node of the interrupted call,
-/// as the number of its first cache line, or 0 if no call was waiting.
+/// Called by a signal handler. Returns the wait node of the interrupted call, or 0 if no call was
+/// waiting.
 pub(crate) fn arrived() -> u32 {
     SIGNALS.set(SIGNALS.get().wrapping_add(1));
     WAIT.get()
 }
 
-/// Returns a number that changes when a signal handler of this thread calls `arrived`.
+/// Changes when a signal handler of this thread calls `arrived`.
 pub(crate) fn count() -> u64 {
     SIGNALS.get()
 }
 
-/// Records the wait node with which the thread waits, or 0 for none. Returns the node recorded
-/// before.
+/// Returns the node recorded before, or 0 for none.
 ///
 /// In a loom model, this function does nothing: the threads of a model would share `WAIT`.
 pub(crate) fn wait_with(node: u32) -> u32 {

@@ -36,15 +36,13 @@ pub(crate) enum Spin {
 }
 
 thread_local! {
-    /// For each kind of poll ([`Spin`]), two numbers: how many of the next waits must sleep without
-    /// a poll, and how many waits the last futile poll has made do so. A futile poll doubles the
-    /// second number, and a useful poll reduces it.
+    /// For each kind of poll: how many of the next waits must sleep without a poll, and how many
+    /// the last futile poll has made do so.
     static HISTORIES: Cell<[(u32, u32); 3]> = const { Cell::new([(0, 0); 3]) };
 }
 
 impl Spin {
-    /// Returns true if the next wait of this thread should poll before it sleeps. Earlier polls of
-    /// the thread decide this. In a loom model the result is always true.
+    /// In a loom model the result is always true.
     pub(crate) fn is_worth_it(self) -> bool {
         let mut histories = HISTORIES.get();
         let (rest, _) = &mut histories[self as usize];
@@ -76,9 +74,8 @@ mod tests {
     use super::*;
     use corewalk_base::primitives::thread;
 
-    /// Makes `waits` waits on a new thread. Returns how many polls the thread makes before these
-    /// waits. `of_use` gets the index of a wait, and returns true if a poll before that wait is
-    /// useful.
+    /// Returns how many polls a new thread makes before `waits` waits. `of_use` says whether a poll
+    /// before a wait is useful.
     fn looks(waits: u32, of_use: fn(u32) -> bool) -> u32 {
         let looks = move |wait: &u32| {
             let looks = Spin::Queued.is_worth_it();

@@ -16,7 +16,6 @@ use rustix::io::Errno;
 
 use crate::field::errno_of;
 
-/// The index of the status word in the first line (64 bytes) of a wait node.
 pub(crate) const STATUS: usize = 0;
 
 /// The call has an outcome.
@@ -30,13 +29,11 @@ const ERRNO_SHIFT: u32 = 8;
 /// The bits of [`DONE`] and the errno.
 pub(crate) const DONE_BITS: u64 = DONE | 0xffff << ERRNO_SHIFT;
 
-/// Returns the status of a call with the outcome `errno`; 0 is success.
+/// An `errno` of 0 is success.
 pub(crate) fn done(errno: i32) -> u64 {
     DONE | u64::from(errno.cast_unsigned() & 0xffff) << ERRNO_SHIFT
 }
 
-/// Returns the outcome of a call from the value of its status word, or none if the call has no
-/// outcome yet.
 pub(crate) fn outcome(status: u64) -> Option<Result<(), Errno>> {
     let errno = (status >> ERRNO_SHIFT & 0xffff) as i32;
     (status & DONE != 0).then(|| if errno == 0 { Ok(()) } else { Err(errno_of(errno)) })
@@ -44,13 +41,12 @@ pub(crate) fn outcome(status: u64) -> Option<Result<(), Errno>> {
 
 /// Returns the status.
 pub(crate) fn load(word: &AtomicU64) -> u64 {
-    // ORDERING(ipc-status): Acquire. The task sees all stores of the thread that has completed its
-    // call.
+    // ORDERING(ipc-status): Acquire. The thread that completes a call stores the status with
+    // Release. Without this order, the task could miss stores made for its call.
     word.load(Ordering::Acquire)
 }
 
-/// Returns true if the call to which this status word belongs must go on waiting: it has no
-/// outcome, and was asked neither to give up nor to check its queue again.
+/// True if the call has no outcome, and was asked neither to give up nor to check its queue again.
 pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
     load(word) as u32 & !(AWAKE as u32) == 0
 }

@@ -37,8 +37,7 @@ use crate::task_line::{
 };
 use crate::waiting::Waiting;
 
-/// The number of task records that a new task checks for dead tasks: the records that follow its
-/// own.
+/// The number of records after its own that a new task checks for dead tasks.
 const REAPED_BESIDE: u32 = 2;
 
 /// The number of task records in which a process looks, after execve(2), for the tasks of its
@@ -68,12 +67,12 @@ pub struct Task {
     pub(crate) pid: u32,
     pub(crate) cred: CredCell,
     pub(crate) undos: Undos,
-    /// The wait nodes of calls that wait, were just woken, or could not leave their queues.
+    /// Wait nodes of calls that wait, were just woken, or could not leave their queues.
     pub(crate) waiting: Waiting,
     /// The tasks that this process had before execve(2), see [`Task::adopt`].
     former: Vec<u32>,
-    /// The memory of the last received message, which the task keeps for its next message, or 0.
-    /// Many calls write this field, so it has its own cache lines.
+    /// The memory of the task's last received message, kept for its next message, or 0. Many calls
+    /// write this field, so it has its own cache lines.
     pub(crate) kept_message: CachePadded<AtomicU32>,
     /// The segments that the task has made and attached.
     pub(crate) shm: Mutex<crate::shm::Own>,
@@ -111,8 +110,6 @@ impl Task {
         Ok(Self { shared, owner, pid, cred, undos, waiting, shm, former, kept_message, home: None })
     }
 
-    /// Takes over the tasks that this process registered before its execve(2).
-    ///
     /// The calls of the old tasks have ended with the old program:
     /// - The undo adjustments of the old tasks stay until the new task ends.
     /// - The records of the old tasks get a new generation, so their locks count as locks of dead
@@ -249,9 +246,7 @@ impl Task {
         }
     }
 
-    /// Asks the waiting call of `node` to end, and returns the status word of the node.
-    ///
-    /// Returns `None` if the call already has an outcome, or if another task owns the node: a
+    /// Returns `None` if the call already has an outcome, or if another task owns the node. A
     /// killed child of vfork(2) may have left its node in the list of waiting calls.
     fn ask_to_end(&self, node: u32) -> Option<&AtomicU64> {
         let status = &self.shared.region.line(node)[STATUS];
@@ -271,7 +266,7 @@ impl Task {
         owners.contains(&Some(self.owner.index))
     }
 
-    /// Returns the wait nodes of a pool that could not be removed from their queues.
+    /// Only the nodes that could not be removed from their queues.
     pub(crate) fn kept_waits(&self, pool: &Pool) -> Vec<u32> {
         let (region, own) = (&self.shared.region, Some(self.owner.index));
         self.waiting.collect(|node| pool.whose(region, node) == own)
@@ -308,7 +303,7 @@ impl Task {
         self
     }
 
-    /// Returns true if this process is a forked child that continues a call of its parent.
+    /// True if a forked child continues a call of its parent.
     pub(crate) fn is_copy(&self) -> bool {
         // ORDERING: Relaxed. In a forked child, this same thread has stored the child's value.
         self.home.is_some_and(|home| home.load(Ordering::Relaxed) != self.pid)
@@ -346,22 +341,19 @@ impl Task {
         drop(self);
     }
 
-    /// Checks the mode of an object for the bits `flag`, and asks the security hook.
     #[inline]
     pub(crate) fn permission(&self, object: &Object, flag: u32) -> Result<(), Errno> {
         refuse_if(!self.cred.may(object.owners(), object.mode(), flag), Errno::ACCESS)?;
         self.ask(|hook, cred| hook.permission(cred, &object.perm(), flag))
     }
 
-    /// Begins a wait with the wait node `node`. Returns the node of the wait that a signal handler
-    /// of this thread has interrupted, or 0.
+    /// Returns the node of the wait that a signal handler of this thread has interrupted, or 0.
     pub(crate) fn begin_wait(&self, node: u32) -> u32 {
         self.waiting.enter(node);
         signals::wait_with(node)
     }
 
-    /// Ends the wait with the wait node `node`. `outer` is the result of [`Task::begin_wait`].
-    /// Returns false in a forked copy of the task, since the wait belongs to the parent.
+    /// False in a forked copy, whose wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, node: u32, outer: u32) -> bool {
         signals::wait_with(outer);
@@ -390,9 +382,8 @@ impl Task {
     }
 }
 
-/// Returns the indices of the task records that a process with this pid tries to take, in this
-/// order. The first index depends only on the pid. So processes that were started one after another
-/// try neighbouring records, and a process finds the records of its earlier tasks again.
+/// The first index depends only on the pid. So a process finds the records of its earlier tasks
+/// again, and processes that were started one after another try neighbouring records.
 fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {
     let max = shared.layout.tasks_max;
     (0..max).map(move |step| (pid % max + step) % max)
@@ -414,8 +405,8 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
 
 /// Takes over the record of a dead task, for a process that finds no free record.
 ///
-/// Normally another task cleans up after a dead task. Such a task needs a record of its own,
-/// because a lock names its holder by the record's number. This process has no record yet.
+/// Normally another task cleans up after a dead task. It needs a record of its own for that,
+/// because a lock names its holder by the record's number.
 ///
 /// The process takes over the record with three stores:
 /// - The exchange of `STATE` makes the record that of this process. No other thread then begins to
@@ -423,9 +414,6 @@ fn claim_line(shared: &Shared, pid: u32, program: &Program) -> Option<Owner> {
 /// - A new generation shows that the holder of the dead task's locks is dead.
 /// - A new `IMAGE` (the identity of the program) shows that this process is alive and holds its
 ///   locks.
-///
-/// If this process dies during the take-over, the next process to take over the dead task's record
-/// cleans up.
 ///
 /// If a forked child still needs the dead task's attaches (`shm::reap`), the record stays, and this
 /// function tries the next record.
@@ -529,7 +517,6 @@ mod tests {
         assert!(matches!(namespace.register(Cred::root(), 3), Err(Errno::NOMEM)));
     }
 
-    /// Checks that a new task can take over the record of a dead task that held a pool's lock.
     #[test]
     fn line_of_a_dead_task_is_taken_over_with_its_records_and_locks() {
         let namespace = namespace();

@@ -35,20 +35,19 @@ pub(crate) const IMAGE: usize = 4;
 /// The header word that has the last generation.
 pub(crate) const LAST_GENERATION: usize = 7;
 
-/// The numbers of tasks that may have died. Another task has completed a waiting call of each of
-/// them, and found the task neither asleep nor polling.
+/// Another task has completed a waiting call of each of these tasks, and found the task neither
+/// asleep nor polling. So it may have died.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
-/// Returns the record of task number `index`, which is one cache line. If `index` is out of range,
-/// returns line 0, which is the record of no task.
+/// If `index` is out of range, returns line 0, which is the record of no task.
 pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
     let index = if index < shared.layout.tasks_max { shared.layout.tasks + index } else { 0 };
     shared.region.line(index)
 }
 
 impl Shared {
-    /// Returns true if the process of task number `index` has ended, or if there is no such task.
-    /// If `generation` is given, also returns true if the number belongs to a later task by now.
+    /// True if the task is dead, if there is no such task, or if the number belongs to a later task
+    /// than that of `generation`.
     pub(crate) fn is_dead(&self, index: u32, generation: Option<u32>) -> bool {
         let line = task_line(self, index);
         let is_other = generation.is_some_and(|is| is != low(get(&line[GENERATION])));
@@ -56,21 +55,19 @@ impl Shared {
         self.scope == Scope::Shared && (is_none || identity(line).is_gone(Look::Close))
     }
 
-    /// Returns true if task number `index` is dead, or if its process has called execve(2). In both
-    /// cases its unfinished calls have ended.
+    /// True if the task is dead, or if its process has called execve(2). Either has ended the
+    /// unfinished calls of the task.
     pub(crate) fn is_over(&self, index: u32, generation: Option<u32>) -> bool {
         let line = task_line(self, index);
         let has_other_image = || has_other_image(identity(line), get(&line[IMAGE]));
         self.is_dead(index, generation) || self.scope == Scope::Shared && has_other_image()
     }
 
-    /// Returns true if the process of the task numbered `index` has ended. `look` says whether the
-    /// check reads `/proc`, to detect a reused pid.
+    /// `look` says whether `/proc` is read to detect a reused pid.
     pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
         self.scope == Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }
 
-    /// Returns the pid of the task numbered `index`, as `GETPID` returns it.
     pub(crate) fn pid_of(&self, index: u32) -> u32 {
         low(get(&task_line(self, index)[PID])) & (PID_END - 1)
     }
@@ -85,8 +82,8 @@ pub(crate) fn pids(shared: &Shared) -> Vec<u32> {
 
 /// Returns the identity of a task's process.
 pub(crate) fn identity(line: &Line) -> Identity {
-    // ORDERING(ipc-task): Acquire. If the task record is free, this thread sees all stores of the
-    // task that used the record before.
+    // ORDERING(ipc-task): Acquire. A task record is freed with Release. Without this order, this
+    // thread could miss stores of the task that used the record before.
     Identity(line[STATE].load(Ordering::Acquire))
 }
 

@@ -36,8 +36,8 @@ use corewalk_base::primitives::thread;
 /// The number of waiting calls that need no lock.
 const SLOTS: usize = if IS_MODEL { 2 } else { 512 };
 
-/// A bit of a slot of the list: another thread is using the wait node in this slot. The bits below
-/// are the number of the node's first cache line.
+/// A bit of a slot: another thread uses the wait node in it. The bits below are the number of the
+/// node's first cache line.
 const LOOKED_AT: u32 = 1 << 31;
 
 /// The nodes of waiting calls.
@@ -60,8 +60,8 @@ impl Waiting {
             // ORDERING: Relaxed. The value is a guess: if this slot of the list is in use, the
             // compare-exchange fails.
             (IS_MODEL || slot.load(Ordering::Relaxed) == 0)
-                // ORDERING(ipc-waiting): Release. Pairs with the exchange in `collect`, which then
-                // finds a complete wait node.
+                // ORDERING(ipc-waiting): Release. `collect` exchanges the slot with Acquire.
+                // Without this order, it could find an incomplete wait node.
                 && slot.compare_exchange(0, node, Ordering::Release, Ordering::Relaxed).is_ok()
         };
         if !self.slots_from(node).any(is_taken) {
@@ -69,7 +69,7 @@ impl Waiting {
         }
     }
 
-    /// Removes a wait node. After `leave` has returned, no other thread uses the node.
+    /// After `leave` has returned, no other thread uses the node.
     pub(crate) fn leave(&self, node: u32) {
         let is_left = |slot: &AtomicU32| {
             // ORDERING: Relaxed. Only this thread removes the wait node from its slot, so the value
@@ -82,7 +82,6 @@ impl Waiting {
         }
     }
 
-    /// Calls `look` with each wait node, and returns the nodes for which `look` returns true.
     pub(crate) fn collect(&self, mut look: impl FnMut(u32) -> bool) -> Vec<u32> {
         let mut found = Vec::new();
         for slot in &self.slots {
@@ -90,8 +89,9 @@ impl Waiting {
             let node = slot.load(Ordering::Relaxed) & !LOOKED_AT;
             if node != 0 && exchange(slot, node, node | LOOKED_AT) {
                 found.extend(look(node).then_some(node));
-                // ORDERING(ipc-waiting): Release. Pairs with `exchange`: the owner frees the wait
-                // node only after this thread has finished with it.
+                // ORDERING(ipc-waiting): Release. The owner removes the node by `exchange`, with
+                // Acquire. Without this order, it could free the node while this thread still uses
+                // it.
                 slot.store(node, Ordering::Release);
             }
         }
@@ -99,21 +99,21 @@ impl Waiting {
         found
     }
 
-    /// Returns all slots of the list of waiting calls. The first slot depends on the number of
-    /// `node`, so that calls of several threads try different slots first.
+    /// The first slot depends on `node`, so that calls of several threads try different slots
+    /// first.
     fn slots_from(&self, node: u32) -> impl Iterator<Item = &AtomicU32> {
         let first = node as usize / 2;
         (0..SLOTS).map(move |step| &self.slots[first.wrapping_add(step) % SLOTS])
     }
 }
 
-/// Replaces `node` in `slot` by `next`. Waits while another thread uses the wait node. Returns
-/// false if the slot does not contain the node.
+/// Waits while another thread uses the wait node. Returns false if the slot does not contain the
+/// node.
 fn exchange(slot: &AtomicU32, node: u32, next: u32) -> bool {
     loop {
-        // ORDERING(ipc-waiting): Acquire. Pairs with `enter`, after which the wait node is
-        // complete. Also pairs with the store in `collect`, after which the other thread no longer
-        // uses the node.
+        // ORDERING(ipc-waiting): Acquire. `enter` and `collect` store the slot with Release.
+        // Without this order, this thread could find an incomplete wait node, or free it while
+        // another thread still uses it.
         match slot.compare_exchange(node, next, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(seen) if seen == node | LOOKED_AT => thread::yield_now(),

@@ -70,14 +70,12 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Returns the state of a call that begins to wait: it has no rung (word of the ladder), and
-    /// its first sleep lasts [`TURN_NS`].
     pub(crate) fn first() -> Self {
         Self { rung: 0, since_ms: u64::MAX }
     }
 
-    /// Returns the time at which a sleep that begins now must end: after the call's turn or at
-    /// `deadline`, whichever is earlier. In a private namespace it is always `deadline`.
+    /// The sleep ends after the call's turn or at `deadline`, whichever is earlier. In a private
+    /// namespace it ends at `deadline`.
     pub(crate) fn end(&self, scope: Scope, deadline: Deadline) -> Deadline {
         match scope {
             Scope::Private => deadline,
@@ -88,8 +86,8 @@ impl Turn {
         }
     }
 
-    /// Tries to take a rung (word of the ladder) for a caller that has just woken up. Returns true
-    /// if the caller now holds the lowest rung. It is then the watcher, and must call [`look`].
+    /// Returns true if the caller now holds the lowest rung (word of the ladder). It is then the
+    /// watcher, and must call [`look`].
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
         let now_ms = futex::now().monotonic_ns / MS_NS;
@@ -198,8 +196,8 @@ mod tests {
         }
     }
 
-    /// Checks that `look` wakes the task of a call that was completed by a process that was killed
-    /// before it woke the task.
+    /// `look` must wake the task of a call that was completed by a process that died before it woke
+    /// the task.
     #[test]
     fn look_wakes_a_call_that_was_completed_and_not_woken() {
         let _watchdog = Watchdog::start("calls that were not woken", Duration::from_secs(300));

@@ -17,7 +17,6 @@ fn make(task: &Task, nsems: i32) -> Result<SemId, Errno> {
     task.semget(IPC_PRIVATE, nsems, GetFlags::empty(), 0o600)
 }
 
-/// Makes sets of `nsems` semaphores until semget fails, then removes them. Returns their number.
 fn fill_and_drain(task: &Task, nsems: i32) -> usize {
     let ids: Vec<SemId> = (0..).map_while(|_| make(task, nsems).ok()).collect();
     for id in &ids {

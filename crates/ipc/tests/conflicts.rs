@@ -39,14 +39,12 @@ fn op(task: &Task, id: SemId, num: u16, op: i16, flags: SemFlags) {
     task.semop(id, &[SemBuf::new(num, op, flags)]).unwrap();
 }
 
-/// Makes two calls: the first adds 1 to each of two semaphores, the second takes 1 from each.
 fn two(task: &Task, id: SemId, nums: [u16; 2]) {
     for op in [1, -1] {
         task.semop(id, &nums.map(|num| SemBuf::new(num, op, SemFlags::empty()))).unwrap();
     }
 }
 
-/// Makes two calls: the first adds 1 to a semaphore, the second takes 1 from it.
 fn pair(task: &Task, id: SemId, num: u16, flags: SemFlags) {
     op(task, id, num, 1, flags);
     op(task, id, num, -1, flags);
@@ -124,8 +122,7 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// Two tasks and two sets of one namespace. The test leaks this value, so that its memory stays
-/// valid while the test records calls.
+/// Leaked, so that its memory stays valid during the recording.
 struct System {
     tasks: [Task; 2],
     ids: [SemId; 2],
@@ -140,7 +137,6 @@ fn build() -> &'static System {
     Box::leak(Box::new(System { tasks, ids }))
 }
 
-/// Makes a call on its own thread, and returns the cache lines that the call reads and writes.
 fn lines(watched: &Watched, call: fn(&Task, [SemId; 2]), task: &Task, ids: [SemId; 2]) -> Lines {
     let record = || {
         call(task, ids);

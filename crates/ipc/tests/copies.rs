@@ -23,8 +23,8 @@ use std::time::Duration;
 const OWN: u32 = 1;
 const OTHER: u32 = 2;
 
-/// Runs a blocking call in a thread, and makes the library believe that this thread runs in a
-/// forked child. The call must then return `EINTR`, and its entry must stay in the wait queue.
+/// The waiting call must return `EINTR`, as in a forked child, and its entry must stay in the wait
+/// queue.
 fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(task));
@@ -41,8 +41,6 @@ fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Err
     });
 }
 
-/// Returns two tasks, and a watchdog that ends a test that hangs. The first task has `home` as the
-/// word by which the library recognises a forked child.
 fn two(home: &'static AtomicU32) -> (Task, Task, Watchdog) {
     let watchdog = Watchdog::start("calls that end as in a child", Duration::from_secs(60));
     let capacity = Capacity { waits: 2, msgs: 16, tasks: 4, ..Capacity::LEAST };

@@ -263,8 +263,6 @@ fn task_or_namespace_out_of_range_is_einval() {
     assert_eq!(Namespace::new(options).unwrap_err(), Errno::INVAL);
 }
 
-/// A security hook that refuses access to an object if the given function returns true for its
-/// permissions.
 struct Refuse(fn(&Perm) -> bool);
 
 impl SecurityHook for Refuse {

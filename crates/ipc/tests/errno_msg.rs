@@ -136,8 +136,6 @@ fn capabilities_override_mode_owner_and_limit() {
     assert_eq!(task.msg_stat(id).unwrap().qbytes, 16_385);
 }
 
-/// Makes a blocking call by `call`, on a thread of its own, in the name of the task `other`. Runs
-/// `act` once this call waits, and returns the result of the call.
 fn wait_then<T: Send>(other: &Task, call: impl FnOnce(&Task) -> T + Send, act: impl FnOnce()) -> T {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(other));

@@ -146,8 +146,6 @@ fn segment_that_is_removed_lives_until_its_last_detach() {
     assert_eq!(child.shm_totals().unwrap().segments, 1);
 }
 
-/// A backing (provider of the memory of segments) whose `create` succeeds, but whose `open` always
-/// fails.
 struct Closed;
 
 impl Backing for Closed {

@@ -14,12 +14,9 @@ use corewalk_ipc::{
 };
 use corewalk_testkit::require::{Need, skip};
 
-/// The environment variable with the path of the small tmpfs in which the test makes its namespace.
-/// It is set only in the new process, in which the test runs.
+/// Set only in the new process, in which the test runs.
 const FOLDER: &str = "COREWALK_TEST_FULL";
 
-/// A shell script that mounts a tmpfs of size `$1` on folder `$2`, and then runs its other
-/// arguments as a command.
 const SCRIPT: &str = r#"
 mount -t tmpfs -o "size=$1" none "$2"
 export COREWALK_TEST_FULL="$2"
@@ -27,8 +24,7 @@ shift 2
 exec "$@"
 "#;
 
-/// Returns the folder of a small file system if this process has one. Otherwise runs the test
-/// `test` in a new process that has one, and returns none.
+/// Without a small file system, runs the test in a new process that has one, and returns none.
 fn small(test: &str, size: &str) -> Option<PathBuf> {
     if let Some(folder) = env::var_os(FOLDER) {
         return Some(folder.into());
@@ -66,8 +62,6 @@ fn fill(folder: &Path) {
     }
 }
 
-/// Makes semaphore sets with undo, messages, and small sets, until each of the three fails. Returns
-/// the three errors.
 fn fail_each(task: &Task) -> Vec<Errno> {
     let mut errnos = Vec::new();
     let mut until_it_fails = |call: &mut dyn FnMut() -> Result<(), Errno>| {

@@ -27,8 +27,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-/// The number of words that the test overwrites before each batch of calls, and the number of
-/// batches in one namespace.
 const BATCH: u64 = 64;
 const BATCHES: u64 = 16;
 
@@ -51,13 +49,9 @@ struct Victim {
     ids: Vec<i32>,
 }
 
-/// The capacity of a namespace for tests of semaphore sets. It allows only the minimum numbers of
-/// queues and segments.
 const SETS: Capacity =
     Capacity { sets: 8, sems: 64, undos: 128, waits: 64, tasks: 16, ..Capacity::LEAST };
 
-/// The capacity of a namespace for tests of queues and segments. It allows only the minimum number
-/// of semaphore sets.
 const OTHERS: Capacity = Capacity {
     queues: 8,
     msgs: 256,
@@ -90,7 +84,6 @@ impl Victim {
         victim
     }
 
-    /// Makes a namespace in which most of the memory belongs to message queues and segments.
     fn with_others() -> Self {
         let mut victim = Self::new(OTHERS);
         for key in 1..4 {
@@ -122,8 +115,7 @@ impl Victim {
         Self { namespace, file, task, others, region, ids: Vec::new() }
     }
 
-    /// Makes a call that may wait, and interrupts it until it returns. An interrupt must end each
-    /// wait, whatever values the shared memory contains.
+    /// An interrupt must end each wait, whatever values the shared memory contains.
     fn wait(&self, task: &Task, call: impl FnOnce() + Send) {
         thread::scope(|scope| {
             let waits = scope.spawn(call);
@@ -134,8 +126,7 @@ impl Victim {
         });
     }
 
-    /// Damages the namespace: changes a word at random, and sometimes zeroes the line (64 bytes) of
-    /// the word. The header is left as it is, since only the opening of a namespace reads it.
+    /// The header is left as it is, since only the opening of a namespace reads it.
     fn mutate(&self, rng: &mut Rng) {
         let line = rng.range(5..u64::from(self.region.lines())) as u32;
         let word = &self.region.line(line)[rng.index(8)];
@@ -163,8 +154,7 @@ impl Victim {
         }
     }
 
-    /// Makes a random call on queues or segments. Ignores its result, since any result is allowed
-    /// in damaged memory.
+    /// Ignores the result, since any result is allowed in damaged memory.
     fn call_others(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
         let id = *rng.pick(&self.ids);
@@ -253,8 +243,6 @@ fn changes_wanted() -> u64 {
     wanted.and_then(|text| text.parse().ok()).unwrap_or(50_000)
 }
 
-/// Overwrites [`changes_wanted`] / `part` words, in namespaces that `make` creates. After each
-/// batch of overwritten words, makes random calls by `call`.
 fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     let wanted = changes_wanted() / part;
     let seed = Seed::choose();
@@ -296,15 +284,13 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
     assert!(slowest < CALL_MAX, "a call took {slowest:?}");
 }
 
-/// The capacity of a namespace, and a function that makes a random call in it.
 type Kind = (Capacity, fn(&Victim, &mut Rng));
 
-/// Number of lines (of 64 bytes) before the first object: the header, and the unused line before
-/// the header.
+/// The header, and the unused line before it.
 const HEADER_LINES: u64 = 5;
 
-/// Changes one to four words of a namespace file. Half of the changes are in the header. A change
-/// may also truncate or extend the file, or zero a page.
+/// Half of the changes are in the header. A change may also truncate or extend the file, or zero a
+/// page.
 fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     for _ in 0..rng.range(1..5) {
         let words = bytes.len() as u64 / 8;
@@ -336,7 +322,6 @@ fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     }
 }
 
-/// Opens a file with the contents `bytes`. If the open succeeds, makes some calls in the namespace.
 fn open_and_call(bytes: &[u8], kind: Kind, rng: &mut Rng) -> Opened {
     let file = File::from(memfd_create("changed", MemfdFlags::CLOEXEC).unwrap());
     file.write_all_at(bytes, 0).unwrap();
@@ -400,8 +385,7 @@ fn file_that_was_changed_is_refused_or_its_calls_return() {
     assert_eq!(whole, Opened::Namespace, "control: the unchanged file");
 }
 
-/// Applies a list of edits from the fuzzer to the bytes of a namespace file. An edit has 16 bytes:
-/// the index of a word, the kind of change, and the argument of the change.
+/// An edit has 16 bytes: the index of a word, the kind of change, and its argument.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
         let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);

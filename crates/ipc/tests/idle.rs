@@ -46,7 +46,6 @@ fn pass(time: Duration) {
     );
 }
 
-/// Returns how often the threads with these ids have gone to sleep so far, in total.
 fn sleeps(threads: &[i32]) -> u64 {
     let of = |thread: &i32| {
         let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
@@ -113,9 +112,8 @@ fn task(path: &Path) -> Task {
 /// A process that holds a semaphore dies, and its own call is the watcher (the waiting call that
 /// looks for dead processes). Another waiting call must notice the death.
 ///
-/// The child takes semaphore 0 with `SEM_UNDO`. It then waits at semaphore 1 for more than 100 ms,
-/// so its call becomes the watcher (the waiting call that looks for dead processes). The test kills
-/// the child while a call of the test process waits for semaphore 0.
+/// The call of the child waits for more than 100 ms, so it becomes the watcher. The test kills the
+/// child while another call waits for its semaphore.
 #[test]
 fn death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call() {
     const NAME: &str = "death_of_a_holder_that_was_the_watcher_is_noticed_by_the_next_call";

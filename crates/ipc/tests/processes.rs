@@ -44,7 +44,6 @@ fn task(path: &Path) -> Task {
     namespace.register(Cred::root(), std::process::id()).unwrap()
 }
 
-/// Runs the test with the name `test` of this program in a child process.
 fn child(test: &str, path: &Path) -> Child {
     let exe = std::env::current_exe().unwrap();
     let mut command = Command::new(exe);
@@ -58,9 +57,6 @@ fn role() -> Option<PathBuf> {
 
 /// Several processes must see the same ids of sets and values of semaphores, and must wake each
 /// other.
-///
-/// Three processes increment semaphore 1 while they hold semaphore 0 as a lock. Each process adds 1
-/// to semaphore 2 when it ends.
 #[test]
 fn processes_share_ids_values_and_waits() {
     const ROUNDS: i32 = 2000;
@@ -116,7 +112,6 @@ fn open_error(path: &Path) -> OpenError {
     Namespace::open(path, options()).unwrap_err()
 }
 
-/// Creates a namespace file, and overwrites word `at` of its header with `value`.
 fn with_word(name: &str, at: u64, value: u64) -> Scratch {
     let file = Scratch::new(name);
     drop(Namespace::open(&file.0, options()).unwrap());

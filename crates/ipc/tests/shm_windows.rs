@@ -18,8 +18,6 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-/// A point in a call where a function of the test runs once, so that another task can act at that
-/// point.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -54,8 +52,7 @@ impl SecurityHook for Window {
     }
 }
 
-/// A source of segment memory that only records which segments have memory. A test can set a
-/// function that runs inside `open`, between two steps of shmat(2).
+/// A test can set a function that runs inside `open`, between two steps of shmat(2).
 #[derive(Clone, Default)]
 struct Memory {
     there: Arc<Mutex<HashSet<SegmentName>>>,
@@ -92,8 +89,6 @@ impl Backing for Memory {
 
 struct Scene {
     namespace: Namespace,
-    /// The point of a call at which the test acts: the call has looked up a segment, but does not
-    /// have the lock of all segments yet.
     looked_up: Window,
     memory: Memory,
 }
@@ -119,7 +114,7 @@ impl Scene {
 
 type Call = fn(&Task, ShmId) -> Result<(), Errno>;
 
-/// The calls under test: each looks up a segment before it takes the lock of all segments.
+/// Each call looks up a segment before it takes the lock of all segments.
 const CALLS: [(&str, Call); 6] = [
     ("shmat", |task, id| {
         task.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000))

@@ -28,8 +28,7 @@ fn watchdog(name: &'static str) -> Watchdog {
     Watchdog::start(name, Duration::from_secs(120))
 }
 
-/// Checks that a semaphore used as a lock lets in only one of two threads. `enter` takes the lock,
-/// `leave` releases it.
+/// `enter` takes the lock, and `leave` releases it.
 fn exclude(name: &'static str, sems: i32, enter: &[SemBuf], leave: &[SemBuf]) {
     let _watchdog = watchdog(name);
     let namespace = namespace();
@@ -155,8 +154,7 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// The event for which the removing thread waits before it removes a set, so that all outcomes
-/// occur.
+/// The remover waits for this event before it removes a set, so that all outcomes occur.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
     /// The user has carried out an operation.
@@ -169,8 +167,8 @@ enum Awaited {
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// The removing thread publishes one word for each set: the set's id in the low 32 bits, and an
-/// index into [`AWAITED`] in the high bits.
+/// The remover publishes one word for each set: its id in the low 32 bits, and an index into
+/// [`AWAITED`] above.
 const AWAITED_SHIFT: u32 = 32;
 
 /// The outcomes of the user's calls.
@@ -200,8 +198,7 @@ fn sets_that_are_removed_under_operations_end_them() {
     let _watchdog = watchdog("removal");
     let namespace = namespace();
     let (remover, user) = (task(&namespace, 1), task(&namespace, 2));
-    // The word with the id of the present set, which the thread `remover` publishes. It is 0, the
-    // id of no set, until the first set exists.
+    // The id of the present set, or 0 before the first.
     let (current, outcomes) = (AtomicU64::new(0), Outcomes::default());
     race::run(2, Seed::choose(), |mut racer| {
         if racer.thread == 1 {
@@ -242,7 +239,6 @@ fn sets_that_are_removed_under_operations_end_them() {
     assert!(counts[0] >= third && counts[2] >= third, "not reached: {counts:?}");
 }
 
-/// Takes units from the set whose id the remover has published, until the remover has ended.
 fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng) {
     loop {
         // ORDERING: Relaxed. Any id will do.

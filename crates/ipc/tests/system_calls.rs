@@ -34,8 +34,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Returns a task whose calls do not spin before they sleep, since a spinning call would make
-/// system calls that the test would count.
+/// Spinning would make system calls that the test counts.
 fn task(path: &Path) -> Task {
     let capacity = Capacity {
         sets: 4,
@@ -63,7 +62,6 @@ fn await_sleep(thread: &str) {
     }
 }
 
-/// In each round, the child calls `act` once while a thread of the parent sleeps in `other`.
 /// Returns how often the child made each system call. In the child itself, returns none.
 fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<trace::Counts> {
     let _watchdog = Watchdog::start("traced calls", Duration::from_secs(300));
@@ -100,7 +98,7 @@ fn calls_for_a_sleeper(test: &str, act: fn(&Task), other: fn(&Task)) -> Option<t
     })
 }
 
-/// Checks that the child made one futex(2) call per round, and almost no other system call.
+/// The child must have made one futex(2) call per round, and almost no other system call.
 fn check(counts: Option<trace::Counts>) {
     let Some(counts) = counts else { return };
     let all: u64 = counts.values().sum();

@@ -23,8 +23,6 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 /// The bits of an id that hold the slot.
 const SLOT: i32 = 0x7fff;
 
-/// A point in a call where a function of the test runs once, so that another task can act at that
-/// point.
 #[derive(Clone, Default)]
 struct Window(Arc<Mutex<Option<Act>>>);
 
@@ -68,8 +66,7 @@ impl SecurityHook for Window {
     }
 }
 
-/// Creates a namespace with room for one object of each kind, so that each new object gets the same
-/// slot. Returns it with two tasks.
+/// The namespace has room for one object of each kind, so that each new object gets the same slot.
 fn scene() -> (Window, Task, Task) {
     let window = Window::default();
     let capacity = Capacity {
@@ -91,7 +88,7 @@ fn scene() -> (Window, Task, Task) {
 
 type Call<I> = fn(&Task, I) -> Result<(), Errno>;
 
-/// The calls under test: each looks up a semaphore set before it reads or changes the set.
+/// Each call looks up a semaphore set before it reads or changes the set.
 const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("semop", |task, id| task.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)])),
     ("semop with undo", |task, id| {
@@ -113,7 +110,7 @@ const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("SETALL", |task, id| task.sem_setall(id, &[7, 7])),
 ];
 
-/// The calls under test: each looks up a queue before it takes the lock of the queue.
+/// Each call looks up a queue before it takes the lock of the queue.
 const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("msgsnd", |task, id| task.msgsnd(id, 1, b"lost", NOWAIT)),
     ("msgrcv", |task, id| task.msgrcv(id, &mut [0; 8], 0, NOWAIT).map(drop)),

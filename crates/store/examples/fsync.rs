@@ -18,7 +18,6 @@ use corewalk_store::{Store, StoreOptions};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// One measured operation on the file of the given name.
 type Step<'a> = dyn Fn(&str) -> Outcome<()> + Sync + 'a;
 
 fn main() -> Outcome<()> {
@@ -86,7 +85,6 @@ fn main() -> Outcome<()> {
     Ok(std::fs::remove_dir_all(dir)?)
 }
 
-/// Returns the duration of each step in nanoseconds.
 fn measure(step: &Step<'_>, count: usize, threads: usize) -> Outcome<Vec<u64>> {
     let work = |number: usize| -> Outcome<Vec<u64>> {
         (0..count)

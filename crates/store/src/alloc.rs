@@ -17,58 +17,46 @@
 //!   allocated again only after the commit that removes its old extent is durable (see `journal`).
 //!
 //! # Locks
-//! Each window (the run of free blocks that a shard of threads has reserved) has a mutex. It is
-//! locked before the mutex of the tree of free runs. No other lock is taken under either of them.
+//! Each window (the run of free blocks that some threads have reserved) has a mutex, which is
+//! locked before that of the tree of free runs. No other lock is taken under either of them.
 
 use std::collections::BTreeMap;
 
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// Length of a new window in blocks (1 MiB). A window is the run of free blocks from which a shard
-/// of threads serves small requests.
+/// Length of a new window in blocks (1 MiB). A window is a run of free blocks for the small
+/// requests of some threads.
 const WINDOW_BLOCKS: u64 = 256;
-/// A request for at least this many blocks is large. Large requests take blocks from the tree of
-/// all free runs, and small ones from the window of their shard.
+/// Requests for at least this many blocks are served from the tree of all free runs, not from a
+/// window.
 const LARGE_BLOCKS: u64 = 64;
-/// Maximum number of free runs that a search examines. If none of these runs is long enough, the
-/// device grows. But if more than a quarter of the device is free, the request takes the longest of
-/// these runs.
+/// Maximum number of free runs that a search examines before the device grows.
 const EXAMINED_RUNS: usize = 8;
 
-/// A run of adjacent blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) start: u64,
     pub(crate) len: u64,
 }
 
-/// The allocator of the free blocks of a data device.
 pub(crate) struct Allocator {
-    /// One window for each shard of threads: a run of free blocks, from which these threads serve
-    /// small requests. Each window is protected by its own mutex.
+    /// Protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// The runs of free blocks that are in no window of a shard of threads. Protected by its own
-    /// mutex, which is locked after the mutex of a window.
+    /// Protected by its own mutex, which is locked after the mutex of a window.
     tree: Mutex<Tree>,
 }
 
-/// The free runs. All fields are protected by `Allocator::tree`.
 #[derive(Default)]
 struct Tree {
-    /// The length of each free run, by its first block.
     free: BTreeMap<u64, u64>,
-    /// Number of blocks in `free`.
     count: u64,
-    /// The first block that was never allocated.
     end: u64,
-    /// Start of the next search.
     rover: u64,
 }
 
 impl Allocator {
-    /// Returns the allocator of a data device. `used` yields the allocated runs of the device, in
-    /// ascending order and without overlaps.
+    /// `used` yields the allocated runs in ascending order and without overlaps.
     pub(crate) fn new(used: impl IntoIterator<Item = Run>) -> Allocator {
         let mut tree = Tree::default();
         for run in used {
@@ -81,8 +69,7 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// Allocates a run of one to `wanted` blocks. The run of a large request starts at the block
-    /// `goal` if that block is free.
+    /// A large request gets the blocks at `goal`, if that block is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -96,7 +83,7 @@ impl Allocator {
         run
     }
 
-    /// Frees blocks. No durable extent may still contain one of them.
+    /// No durable extent may still contain one of the blocks.
     pub(crate) fn give(&self, run: Run) {
         if run.len > 0 {
             self.tree.lock().give(run);
@@ -122,8 +109,8 @@ impl Tree {
                 self.cut(start, len, start, wanted)
             }
             _ => {
-                // No examined run is long enough, and at most a quarter of the device is free. So
-                // extend the device. The next search starts behind the longest run of this search.
+                // Extend the device, since at most a quarter of it is free and no examined run is
+                // long enough.
                 self.rover = best.map_or(0, |(start, len)| start + len);
                 let run = Run { start: self.end, len: wanted };
                 self.end += wanted;
@@ -132,7 +119,6 @@ impl Tree {
         }
     }
 
-    /// Takes up to `wanted` blocks out of the free run `start..start + len`, from block `from` on.
     fn cut(&mut self, start: u64, len: u64, from: u64, wanted: u64) -> Run {
         let run = Run { start: from, len: wanted.min(start + len - from) };
         self.free.remove(&start);
@@ -173,7 +159,6 @@ mod tests {
         assert_eq!(alloc.take(None, 94), run(6, 94));
         assert_eq!(alloc.take(Some(1), 64), run(1, 1));
         assert_eq!(alloc.tree.lock().count, 1);
-        // Only block 0 is free, so the device grows.
         assert_eq!(alloc.take(None, 64), run(150, 64));
         alloc.give(run(8, 90));
         assert_eq!(alloc.take(Some(20), 64), run(20, 64));

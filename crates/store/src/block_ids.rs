@@ -21,35 +21,30 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{SHARDS, shard_index};
 use corewalk_base::{Mutex, OwnLine};
 
-/// The allocator of the ids of attribute blocks.
 pub(crate) struct BlockIds {
     free: Box<[OwnLine<List>]>,
     next: AtomicU64,
 }
 
-/// Free ids of one shard of threads.
 #[derive(Default)]
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// The number of free ids in `numbers`. Stored under the mutex of `numbers`, but loaded without
-    /// it.
+    /// Stored under the mutex of `numbers`, but loaded without it.
     len: AtomicU64,
 }
 
 impl BlockIds {
-    /// Returns the allocator of block ids. `first` is the lowest id that was never used.
     pub(crate) fn from(first: u64) -> BlockIds {
         let free = (0..SHARDS).map(|_| OwnLine::default()).collect();
         BlockIds { free, next: AtomicU64::new(first) }
     }
 
-    /// Returns an id that no block has.
     pub(crate) fn take(&self) -> u64 {
         let own = &self.free[shard_index()];
         let free = own.change(Vec::pop).or_else(|| {
-            // ORDERING: Relaxed. `len` is only a hint. The code below locks the list and takes an
-            // id only if there is one.
+            // ORDERING: Relaxed. `len` is only a hint: `take` then locks the list and takes an id
+            // only if there is one.
             let is_some = |list: &&OwnLine<List>| list.len.load(Ordering::Relaxed) > 0;
             self.free.iter().filter(is_some).find_map(|list| {
                 let mut numbers = list.change(std::mem::take);
@@ -62,7 +57,6 @@ impl BlockIds {
         free.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Takes back the id of a freed block.
     pub(crate) fn give(&self, number: u64) {
         self.free[shard_index()].change(|numbers| numbers.push(number));
     }
@@ -85,8 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// Invariant U.2 (free ids are used before new ones): a thread that makes blocks reuses the ids
-    /// of blocks that other threads have freed.
+    /// Invariant U.2: free ids are used before new ones, even if another thread has freed them.
     #[test]
     fn numbers_that_others_have_freed_are_given_out_again() {
         const BLOCKS: u64 = 100;

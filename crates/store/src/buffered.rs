@@ -11,9 +11,9 @@
 //! # Invariants
 //! - H.1: the device below does not change before [`BufferedDevice::release`] is called, nor after
 //!   that call has failed.
-//! - H.2: the device below gets the same writes and syncs, in the same order, as without a
-//!   `BufferedDevice`. So a crash during the release leaves a state that a crash could also leave
-//!   without buffering.
+//! - H.2: the device below gets the same writes and syncs as without a `BufferedDevice`, in the
+//!   same order. So a crash during the release leaves a state that is possible without buffering
+//!   too.
 //!
 //! # Limits
 //! A pending write takes twice its size in memory. That is little: the open of an unclosed database
@@ -28,7 +28,6 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::device::Device;
 use crate::overlay::Overlay;
 
-/// A pending call on the device.
 #[derive(Debug)]
 enum Step {
     Write(u64, Box<[u8]>),
@@ -36,15 +35,14 @@ enum Step {
     Sync,
 }
 
-/// The pending calls on the device below. Reads are served from `overlay`, which shows the content
-/// after these calls. Protected by the mutex `BufferedDevice::waiting`.
+/// Reads are served from `overlay`, which shows the content after the pending calls. Protected by
+/// the mutex `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
     steps: Vec<Step>,
 }
 
-/// A device that keeps its writes in memory until [`BufferedDevice::release`].
 #[derive(Debug)]
 pub(crate) struct BufferedDevice {
     device: Arc<dyn Device>,
@@ -54,21 +52,13 @@ pub(crate) struct BufferedDevice {
 }
 
 impl BufferedDevice {
-    /// Returns a device that buffers the writes to `device`.
-    ///
-    /// # Errors
-    /// The error of `device` if its length cannot be read.
     pub(crate) fn new(device: Arc<dyn Device>) -> io::Result<BufferedDevice> {
         let overlay = Overlay::new(Some(device.clone()))?;
         let waiting = Mutex::new(Some(Waiting { overlay, steps: Vec::new() }));
         Ok(BufferedDevice { device, waiting, is_released: AtomicBool::new(false) })
     }
 
-    /// Applies the pending writes to the device below, and stops buffering.
-    ///
-    /// # Errors
-    /// The error of the underlying device. The call that failed and all pending calls after it are
-    /// dropped.
+    /// If the device below fails, the failed call and all pending calls after it are dropped.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         for step in waiting.iter_mut().flat_map(|waiting| waiting.steps.drain(..)) {
@@ -79,22 +69,19 @@ impl BufferedDevice {
             }
         }
         *waiting = None;
-        // ORDERING(buffered): Release. Pairs with the load in `choose`. A thread that loads true
-        // there finds all pending writes on the device below.
+        // ORDERING(buffered): Release. `choose` loads true with Acquire, and then reads the device
+        // below. Without Release it could miss writes that `release` has just applied.
         self.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Calls `held` with the pending writes. Once [`BufferedDevice::release`] has succeeded, calls
-    /// `released` with the device below instead.
     fn choose<R>(
         &self,
         held: impl FnOnce(&mut Waiting) -> io::Result<R>,
         released: impl FnOnce(&dyn Device) -> io::Result<R>,
     ) -> io::Result<R> {
-        // ORDERING(buffered): Acquire. Pairs with the store in `release`. A thread that loads true
-        // sees all released writes on the device below. A thread that loads false locks `waiting`,
-        // and looks there.
+        // ORDERING(buffered): Acquire. `release` applies all pending writes to the device below,
+        // and then stores true with Release. Without Acquire, a read could miss these writes.
         if !self.is_released.load(Ordering::Acquire)
             && let Some(waiting) = &mut *self.waiting.lock()
         {
@@ -110,7 +97,6 @@ impl Device for BufferedDevice {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        // Both closures need `buf`, but only one of them is called.
         let buf = std::cell::RefCell::new(buf);
         self.choose(
             |waiting| waiting.overlay.read_at(offset, &mut buf.borrow_mut()),
@@ -153,7 +139,6 @@ impl Device for BufferedDevice {
 mod tests {
     use super::*;
 
-    /// A device whose sync fails.
     #[derive(Debug)]
     struct Unsynced(Overlay);
 
@@ -189,7 +174,6 @@ mod tests {
         bytes
     }
 
-    /// The result of `change` on "old bytes".
     const CHANGED: &[u8] = b"one\0\0end";
 
     fn change(device: &dyn Device) {
@@ -198,8 +182,6 @@ mod tests {
         device.write_at(5, b"end").unwrap();
     }
 
-    /// Invariant H.1: a read through the `BufferedDevice` sees its pending writes. The device below
-    /// gets them only when `release` is called.
     #[test]
     fn changes_wait_until_they_are_released() {
         let below = Arc::new(Overlay::new(None).unwrap());
@@ -215,8 +197,7 @@ mod tests {
         assert_eq!(bytes(&*below)[0], b'O');
     }
 
-    /// Invariant H.1: checks that the underlying device gets no more writes after a call of
-    /// `release` has failed.
+    /// Invariant H.1: after a failed call of `release`, the device below gets no more writes.
     #[test]
     fn release_that_fails_stops_there() {
         let below = Arc::new(Unsynced(Overlay::new(None).unwrap()));

@@ -35,28 +35,20 @@ use crate::extents::ExtentMap;
 use crate::journal::{Journal, View};
 use crate::record::Extent;
 
-/// Bytes of a block.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
-/// The largest size of a file in bytes: the maximum of `off_t`.
 pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
-/// Maximum number of blocks that one fallocate(2) reserves: 1 TiB.
+/// fallocate(2) reserves at most 1 TiB in one call.
 const RESERVE_BLOCKS_MAX: u64 = (1 << 40) / BLOCK_BYTES;
-/// A block of zeros.
 const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
 
-/// The size and the extents of a regular file.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
     pub(crate) size: u64,
-    /// None until they are loaded.
     extents: Option<ExtentMap>,
     is_dead: bool,
-    /// True if extents changed since the last `take_moved`.
     has_moved: bool,
 }
 
-/// The context of a change of a file: the file's inode number, the journal, the running
-/// transaction, and the space budget.
 #[derive(Clone, Copy)]
 pub(crate) struct FileTx<'a> {
     pub(crate) ino: u64,
@@ -73,23 +65,19 @@ impl FileTx<'_> {
 }
 
 impl Content {
-    /// Returns the content of a stored file of `size` bytes. Its extents are not loaded.
     pub(crate) fn stored(size: u64) -> Content {
         Content { size, extents: None, is_dead: false, has_moved: false }
     }
 
-    /// Returns the content of a new file.
     pub(crate) fn new() -> Content {
         Content { extents: Some(ExtentMap::default()), ..Content::default() }
     }
 
-    /// Returns true if the extents are loaded.
     pub(crate) fn is_loaded(&self) -> bool {
         self.extents.is_some()
     }
 
-    /// Loads the extents if necessary. `EIO` if they cannot be read, `ESTALE` if the file was
-    /// freed.
+    /// `EIO` if the extents cannot be read, `ESTALE` if the file was freed.
     pub(crate) fn load(&mut self, ino: u64, view: &View) -> Result<&mut ExtentMap, Errno> {
         if self.is_dead {
             return Err(Errno::STALE);
@@ -100,18 +88,16 @@ impl Content {
         }
     }
 
-    /// Returns true if extents have changed since the last call.
     pub(crate) fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.has_moved)
     }
 
-    /// Returns the number of allocated blocks; None if the extents are not loaded.
     pub(crate) fn blocks(&self) -> Option<u64> {
         self.extents.as_ref().map(ExtentMap::blocks)
     }
 
-    /// Reads at `offset` into `buf`. Returns the number of bytes read, which is smaller than
-    /// `buf.len()` only at the end of the file. `EIO` if the bytes cannot be read.
+    /// Reads fewer than `buf.len()` bytes only at the end of the file. `EIO` if the bytes cannot be
+    /// read.
     pub(crate) fn read(
         &self,
         journal: &Journal,
@@ -135,8 +121,7 @@ impl Content {
         Ok(len)
     }
 
-    /// Returns the offset of the next data, or of the next hole, at or behind `offset`. The end of
-    /// the file counts as a hole. `ENXIO` behind the end, or if no data follows.
+    /// The end of the file counts as a hole. `ENXIO` behind the end, or if no data follows.
     pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -153,8 +138,8 @@ impl Content {
         Ok(at.clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset`. Returns the number of written bytes, which is smaller than
-    /// `bytes.len()` if the space runs out or the file reaches its largest size.
+    /// Writes fewer than `bytes.len()` bytes if the space runs out or the file reaches its largest
+    /// size.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if there is no space for one
@@ -195,8 +180,6 @@ impl Content {
         Ok((at - offset) as usize)
     }
 
-    /// Writes as many bytes of `bytes` as fit into one extent, old or new. Returns their number, or
-    /// 0 if there is no space.
     fn write_span(&mut self, tx: FileTx<'_>, at: u64, bytes: &[u8]) -> Result<usize, Errno> {
         let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
         let wanted = (within + bytes.len() as u64).div_ceil(BLOCK_BYTES);
@@ -237,8 +220,7 @@ impl Content {
         }
     }
 
-    /// Prepares a change of the size: loads the extents and zeroes the bytes behind the end of the
-    /// file. After that, [`Content::set_size`] cannot fail.
+    /// After this call, [`Content::set_size`] cannot fail.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -247,8 +229,8 @@ impl Content {
         self.zero_end(tx, size)
     }
 
-    /// Sets the size. A longer file gets a hole. Otherwise the blocks behind the end are freed,
-    /// even if the size does not change, as on ext4. Cannot fail after [`Content::prepare_size`].
+    /// Frees the blocks behind the end, even if the size does not change, as on ext4. Cannot fail
+    /// after [`Content::prepare_size`].
     pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
             self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
@@ -258,8 +240,8 @@ impl Content {
         Ok(())
     }
 
-    /// Returns how many new blocks [`Content::allocate`] needs for the same arguments. Returns 0
-    /// for arguments that [`Content::allocate`] refuses.
+    /// Returns how many new blocks [`Content::allocate`] would need, or 0 for arguments that it
+    /// refuses.
     ///
     /// # Errors
     /// `EIO` if the extents cannot be read; `ESTALE` if the file was freed.
@@ -323,18 +305,16 @@ impl Content {
         changed
     }
 
-    /// Frees all blocks. The content cannot be used again.
+    /// The content cannot be used again.
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // Clear `has_moved`. It would tell the caller to save the inode's record, but this file is
-        // being freed and has no record any more.
+        // Clear `has_moved`: the record of a file that is being freed must not be saved again.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
     }
 
-    /// Removes `range` from the file, and moves the blocks behind it towards the start of the file.
     fn collapse(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.end >= self.size {
             return Err(Errno::INVAL);
@@ -346,8 +326,6 @@ impl Content {
         Ok(())
     }
 
-    /// Inserts a hole at `range`. Moves all blocks from the start of `range` on towards the end of
-    /// the file.
     fn insert(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_blocks(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
@@ -362,8 +340,6 @@ impl Content {
         Ok(())
     }
 
-    /// Reserves blocks for the holes in `blocks`. Reserved blocks read as zeros. `ENOSPC` if there
-    /// is not enough space.
     fn reserve(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
         let extents = self.load(tx.ino, tx.view)?;
         let missing = blocks.end - blocks.start - extents.allocated_in(blocks.clone());
@@ -385,15 +361,13 @@ impl Content {
         Ok(())
     }
 
-    /// Frees `blocks`.
     fn remove(&mut self, tx: FileTx<'_>, blocks: Range<u64>) -> Result<(), Errno> {
         let runs = self.load(tx.ino, tx.view)?.remove(blocks);
         tx.free(runs);
         Ok(())
     }
 
-    /// Zeroes the bytes between the end of the file and `end` in its last block, before the file
-    /// grows (invariant D.1).
+    /// Zeroes the rest of the last block before the file grows (invariant D.1).
     fn zero_end(&mut self, tx: FileTx<'_>, end: u64) -> Result<(), Errno> {
         let block_end = self.size.next_multiple_of(BLOCK_BYTES);
         if end <= self.size {
@@ -402,8 +376,6 @@ impl Content {
         self.zero_within_block(tx, self.size..end.min(block_end))
     }
 
-    /// Zeroes the bytes of `range` in its first and its last block, if `range` covers only a part
-    /// of that block.
     fn zero_edges(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if range.start / BLOCK_BYTES == range.end / BLOCK_BYTES {
             return self.zero_within_block(tx, range);
@@ -412,7 +384,6 @@ impl Content {
         self.zero_within_block(tx, range.end - range.end % BLOCK_BYTES..range.end)
     }
 
-    /// Zeroes the bytes of `range`, which lies within one block.
     fn zero_within_block(&mut self, tx: FileTx<'_>, range: Range<u64>) -> Result<(), Errno> {
         if let Some((physical, true)) = self.look(range.start / BLOCK_BYTES).found
             && !range.is_empty()
@@ -424,7 +395,6 @@ impl Content {
         Ok(())
     }
 
-    /// Makes the file at least `end` bytes long, unless `is_size_kept` is true.
     fn extend_to(&mut self, tx: FileTx<'_>, end: u64, is_size_kept: bool) -> Result<(), Errno> {
         if !is_size_kept && end > self.size {
             self.zero_end(tx, end)?;
@@ -447,8 +417,7 @@ impl Content {
     }
 }
 
-/// Writes `bytes` to new blocks of the device, starting at byte `within` of block `physical`. Fills
-/// the rest of these blocks with zeros.
+/// Fills the rest of these blocks with zeros.
 fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;
@@ -456,25 +425,21 @@ fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Res
     if within == 0 && padding == 0 {
         return tx.journal.write_data(tx.view, start, bytes);
     }
-    // Copy the bytes into a padded buffer. Nearly all large writes are aligned to blocks and need
-    // no copy.
+    // Nearly all large writes are aligned to blocks and need no copy.
     let zeros = &ZEROS[..];
     let padded = [&zeros[..within as usize], bytes, &zeros[..padding]].concat();
     tx.journal.write_data(tx.view, start, &padded)
 }
 
-/// Returns the blocks that contain at least one byte of `range`.
 fn touched_blocks(range: Range<u64>) -> Range<u64> {
     range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
 }
 
-/// Returns the blocks of which every byte is in `range`.
 fn whole_blocks(range: Range<u64>) -> Range<u64> {
     let start = range.start.div_ceil(BLOCK_BYTES);
     start..(range.end / BLOCK_BYTES).max(start)
 }
 
-/// Returns true if `range` starts and ends on block boundaries.
 fn is_whole_blocks(range: &Range<u64>) -> bool {
     range.start.is_multiple_of(BLOCK_BYTES) && range.end.is_multiple_of(BLOCK_BYTES)
 }
@@ -486,7 +451,6 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// `missing_blocks` must count only blocks that are not allocated yet.
     #[test]
     fn missing_blocks_are_those_that_are_not_there() {
         let path = std::env::temp_dir().join(format!("content-missing-{}", std::process::id()));

@@ -42,14 +42,13 @@ use crate::record::{KEY_BYTES, Key};
 
 const TABLE: TableDefinition<'_, &[u8; KEY_BYTES], &[u8]> = TableDefinition::new("corewalk");
 
-/// A closure that sets a record in a transaction, or removes the record if the value is None.
 pub(crate) type Put<'a> = dyn FnMut(&Key, Option<&[u8]>) -> io::Result<()> + 'a;
 
 /// The first bytes of a redb file.
 const MAGIC: [u8; 9] = *b"redb\x1A\x0A\xA9\x0D\x0A";
 
-/// Returns true if `device` is empty or starts like a redb file. Only such a device can hold the
-/// database of a store.
+/// Returns true if `device` can hold the database of a store: it is empty or starts like a redb
+/// file.
 ///
 /// # Errors
 /// The error of the device.
@@ -62,7 +61,6 @@ pub(crate) fn is_ours(device: &dyn Device) -> io::Result<bool> {
     Ok(len == 0 || magic == MAGIC)
 }
 
-/// The open database.
 pub(crate) struct Database {
     inner: Fragile<redb::Database>,
     calls: Calls,
@@ -70,18 +68,12 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Opens the database on `device`. Makes one on an empty device.
-    ///
-    /// # Errors
-    /// The error of the device; `InvalidData` if the device contains no database, or a damaged one.
+    /// Makes a database on an empty device. `InvalidData` if the device contains no database, or a
+    /// damaged one.
     pub(crate) fn open(device: &Arc<dyn Device>, cache_bytes: usize) -> io::Result<Database> {
         Database::open_with(device, cache_bytes, &Loss::default())
     }
 
-    /// Like [`Database::open`], but `loss` records whether the device may have lost writes.
-    ///
-    /// # Errors
-    /// As [`Database::open`].
     pub(crate) fn open_with(
         device: &Arc<dyn Device>,
         cache_bytes: usize,
@@ -96,16 +88,10 @@ impl Database {
         Ok(Database { inner: Fragile::new(inner, &calls), calls, loss: loss.clone() })
     }
 
-    /// Returns the record of lost writes.
     pub(crate) fn loss(&self) -> &Loss {
         &self.loss
     }
 
-    /// Writes `records` as one transaction. Returns a snapshot of the database after this
-    /// transaction.
-    ///
-    /// # Errors
-    /// The error of the device. After an error the database refuses all calls.
     pub(crate) fn write(&self, records: &[(Key, Record)]) -> io::Result<Snapshot> {
         self.write_with(|put| {
             records.iter().try_for_each(|(key, record)| put(key, record.as_deref()))
@@ -113,7 +99,7 @@ impl Database {
         self.snapshot()
     }
 
-    /// Writes the records that `fill` sets as one transaction, or nothing if `fill` fails.
+    /// Writes nothing if `fill` fails.
     ///
     /// # Errors
     /// The error of `fill` or of the device. After an error of the device the database refuses all
@@ -137,17 +123,12 @@ impl Database {
                 done.map_err(|error| failed(error.into()))
             })?;
             // redb takes over the changes to a table when the table is dropped, so drop it before
-            // the commit. `Fragile` must not drop it, since it leaks the table if this thread is
-            // panicking.
+            // the commit.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
     }
 
-    /// Returns a snapshot of the last commit.
-    ///
-    /// # Errors
-    /// The error of the device.
     pub(crate) fn snapshot(&self) -> io::Result<Snapshot> {
         let open = || -> Result<_, redb::Error> {
             match self.inner.begin_read()?.open_table(TABLE) {
@@ -163,25 +144,21 @@ impl Database {
     }
 }
 
-/// The state of the database after one commit.
 pub(crate) struct Snapshot {
     base: Base,
-    /// True if a read has failed. All further reads fail until the database is reopened.
+    /// All further reads fail until the database is reopened.
     has_failed_read: AtomicBool,
-    /// True if a read has failed because of invalid content, false if because of the device.
     is_damaged: AtomicBool,
 }
 
 enum Base {
-    /// Nothing was ever committed.
     Empty,
-    /// The database is closed.
     Closed,
     Open(Fragile<ReadOnlyTable<&'static [u8; KEY_BYTES], &'static [u8]>>, Calls),
 }
 
 impl Snapshot {
-    /// Returns the snapshot that stands for a closed database. Every read from it fails.
+    /// Every read from it fails.
     pub(crate) fn closed() -> Snapshot {
         Snapshot { has_failed_read: AtomicBool::new(true), ..Snapshot::of(Base::Closed) }
     }
@@ -194,32 +171,29 @@ impl Snapshot {
         }
     }
 
-    /// Returns true if a read has failed.
     pub(crate) fn has_failed_read(&self) -> bool {
-        // ORDERING: Relaxed. `has_failed_read` only tells a later commit or sync to reopen the
-        // database.
+        // ORDERING: Relaxed. The flag only tells a later commit or sync to reopen the database; no
+        // data is read because of it.
         self.has_failed_read.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a read failed because of invalid content, although the device returned all
-    /// bytes.
     pub(crate) fn is_damaged(&self) -> bool {
-        // ORDERING: Relaxed, for both flags. This thread has set them itself.
+        // ORDERING: Relaxed, for both flags. `note_failed_read` has set them on the same thread.
         self.is_damaged.load(Ordering::Relaxed) || !self.has_failed_read.load(Ordering::Relaxed)
     }
 
-    /// Records that a read has failed. Returns `EIO`.
     fn note_failed_read(&self, error: &io::Error) -> Errno {
         if error.kind() == io::ErrorKind::InvalidData {
-            // ORDERING: Relaxed. Only this thread has to see the flag.
+            // ORDERING: Relaxed. `is_damaged` loads the flag on the same thread.
             self.is_damaged.store(true, Ordering::Relaxed);
         }
-        // ORDERING: Relaxed. `has_failed_read` only tells another thread to reopen the database.
+        // ORDERING: Relaxed. A thread that reads true only reopens the database; no data is read
+        // because of it.
         self.has_failed_read.store(true, Ordering::Relaxed);
         Errno::IO
     }
 
-    /// Returns the value of a record. `EIO` if it cannot be read.
+    /// `EIO` if the record cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
         match &self.base {
             Base::Empty => Ok(None),
@@ -235,9 +209,8 @@ impl Snapshot {
         }
     }
 
-    /// Appends up to `count_max` records to `out`, those whose keys are in the range `keys`. An
-    /// element of `out` has `minor`, the second number of the key, and the value. Returns true if
-    /// the range has no more records.
+    /// Appends up to `count_max` values, each with `minor`, the second number of its key. Returns
+    /// true if the range has no more records.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -256,8 +229,6 @@ impl Snapshot {
         Ok(all)
     }
 
-    /// Calls `visit` with each record whose key is in the range `keys`, in ascending order, until
-    /// `visit` returns false. Returns true if it never did. `EIO` if the records cannot be read.
     pub(crate) fn each(
         &self,
         keys: RangeInclusive<Key>,
@@ -285,8 +256,7 @@ impl Snapshot {
     }
 }
 
-/// Makes the calls of redb for one open database. After redb has panicked once, all further calls
-/// are refused.
+/// After redb has panicked once, all further calls are refused.
 #[derive(Clone, Default)]
 struct Calls {
     has_panicked: Arc<AtomicBool>,
@@ -302,24 +272,23 @@ impl Calls {
             return Err(io::ErrorKind::InvalidData.into());
         }
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            // ORDERING: Relaxed. A thread that does not see `has_panicked` yet calls redb once
-            // more. That call fails, or panics and is caught.
+            // ORDERING: Relaxed. A thread whose load in `has_panicked` misses the value calls redb
+            // once more. Its call fails, or panics and is caught.
             self.has_panicked.store(true, Ordering::Relaxed);
             Err(io::ErrorKind::InvalidData.into())
         })
     }
 
     fn has_panicked(&self) -> bool {
-        // ORDERING: Relaxed. A thread that does not see `has_panicked` yet calls redb once more.
-        // That call fails, or panics and is caught.
+        // ORDERING: Relaxed. A thread that misses the store of `true` in `run` calls redb once
+        // more. Its call fails, or panics and is caught.
         self.has_panicked.load(Ordering::Relaxed)
     }
 }
 
-/// A redb object, which is dropped as usual. But after a panic of redb, or while the thread is
-/// panicking, it is leaked, since its destructor could panic too (rule B.2).
+/// After a panic of redb, or while the thread is panicking, a redb object is leaked: its destructor
+/// could panic too (rule B.2).
 struct Fragile<T> {
-    /// None after the object was taken out.
     inner: Option<T>,
     calls: Calls,
 }
@@ -363,7 +332,6 @@ impl<T> Drop for Fragile<T> {
     }
 }
 
-/// Returns the error of the host that an error of redb contains.
 fn io_error(error: redb::Error) -> io::Error {
     match error {
         redb::Error::Io(error) => error,
@@ -401,7 +369,6 @@ mod tests {
         bytes
     }
 
-    /// Returns the bytes of a closed database.
     fn closed() -> Vec<u8> {
         let device = device(&[]);
         let database = Database::open(&device, 1 << 20).unwrap();
@@ -411,8 +378,6 @@ mod tests {
         bytes(&*device)
     }
 
-    /// Damages a random page of the database: fills it with zeros, gives it an unknown page type,
-    /// or makes the numbers in its header too large.
     fn damage(device: &dyn Device, rng: &mut Rng) -> String {
         let bytes = bytes(device);
         let used = |page: &usize| bytes[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
@@ -427,9 +392,7 @@ mod tests {
         format!("page {page}, damage {how}")
     }
 
-    /// Checks that a destructor can write to the database while its thread panics. During a panic
-    /// `Fragile` leaks redb's objects. But redb takes over the changes to a table only when the
-    /// table is dropped, so `write` must drop it.
+    /// A destructor that writes to the database while its thread panics must not lose the write.
     #[test]
     fn write_during_a_panic_of_the_caller_is_whole() {
         struct WriteOnDrop<'a>(&'a Database);
@@ -451,8 +414,6 @@ mod tests {
         assert_eq!(found.unwrap().as_deref(), Some(&[7][..]));
     }
 
-    /// Checks that a panic of redb, in a call or in a destructor, becomes an error of the call.
-    ///
     /// A panic in a destructor during another panic would abort the process. Trap X3.
     #[test]
     fn pages_that_are_damaged_while_the_database_is_open_abort_nothing() {

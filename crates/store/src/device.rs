@@ -82,12 +82,9 @@ pub trait Device: Debug + Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// A small write at the end of a file extends it by this many bytes in all, filled with zeros (see
-/// [`FileDevice`]).
+/// A small write at the end of a file also writes zeros, up to this many bytes in all.
 const AHEAD_BYTES: u64 = 1 << 20;
-/// Writes of at least this many bytes are not small.
 const LARGE_BYTES: usize = 256 << 10;
-/// Maximum number of bytes that one extension of the file fills with zeros.
 const FILLED_BYTES_MAX: u64 = 32 << 20;
 
 /// A file of the host.
@@ -98,8 +95,8 @@ const FILLED_BYTES_MAX: u64 = 32 << 20;
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    /// The offset behind the last byte that was ever written. The file grows only while this mutex
-    /// is held.
+    /// The offset behind the last byte that was ever written. Protected by its own mutex, which is
+    /// held while the file grows.
     end: Mutex<u64>,
 }
 
@@ -146,8 +143,8 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // Write the bytes of the caller first. If the host has little space left, only the zeros
-        // behind them may fail.
+        // Write the caller's bytes first: on a host with little space, only the zeros behind them
+        // may fail.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -157,9 +154,8 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // redb refuses a database whose file has another length than its header says. So set the
-        // new length in one step, before the zeros. A kill after that leaves holes, for which
-        // `reserve` allocates space later.
+        // Set the new length before the zeros: redb refuses a file whose length is not the one in
+        // its header. After a kill, `reserve` allocates space for the holes.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -179,7 +175,6 @@ impl Device for FileDevice {
     }
 
     fn drop_cached(&self) {
-        // Ignore an error: posix_fadvise(2) is only advice.
         let _ = rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed);
     }
 
@@ -188,28 +183,23 @@ impl Device for FileDevice {
     }
 }
 
-/// Set if a device may have lost written bytes: after a failed sync, or after a write that failed
-/// for another reason than lack of space. From then on a read may return bytes that are not on
-/// disk, even if a later sync succeeds.
+/// Set after a failed sync, and after a write that failed for another reason than lack of space.
+/// From then on a read may return bytes that are not on disk, even if a later sync succeeds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
 impl Loss {
-    /// Records that the device may have lost bytes.
     pub(crate) fn note(&self) {
-        // ORDERING: Relaxed. The flag is stored and loaded under the lock of the database, which
-        // orders these accesses.
+        // ORDERING: Relaxed. The lock of the database orders the store before each load.
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the device may have lost bytes.
     pub(crate) fn is_noted(&self) -> bool {
-        // ORDERING: Relaxed. The lock of the database orders this load after the store in `note`.
+        // ORDERING: Relaxed. The lock of the database orders the load after the store in `note`.
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A device as a storage backend of redb.
 #[derive(Debug)]
 pub(crate) struct Backend {
     device: Arc<dyn Device>,
@@ -217,7 +207,6 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Returns a backend on `device`. `loss` records lost writes.
     pub(crate) fn new(device: Arc<dyn Device>, loss: Loss) -> Backend {
         Backend { device, loss }
     }
@@ -230,8 +219,7 @@ impl redb::StorageBackend for Backend {
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
         self.device.read_at(offset, out).map_err(|error| match error.kind() {
-            // A page in the database refers to a page behind the end of the device, so the database
-            // is damaged.
+            // A page refers behind the end of the device, so the database is damaged.
             io::ErrorKind::UnexpectedEof => io::ErrorKind::InvalidData.into(),
             _ => error,
         })
@@ -259,38 +247,33 @@ impl redb::StorageBackend for Backend {
     }
 }
 
-/// Extends a device to at least `len` bytes. Allocates space for them on the host, so that later
-/// writes need no more.
+/// Extends a device to `len` bytes and allocates the space on the host, so that later writes need
+/// no more.
 ///
 /// # Errors
 /// `StorageFull` (ENOSPC) and other errors of the host.
 pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
     let mut end = device.len()?;
     while end < len {
-        // Extend in steps, because one `set_len` fills at most `FILLED_BYTES_MAX` bytes with zeros.
         end = len.min(end + FILLED_BYTES_MAX);
         device.set_len(end)?;
     }
     // The device may be a copy in which zeros became holes. Allocate space for them.
     match device.reserve(len) {
         Err(error) if full_or_io(&error) == Errno::NOSPC => Err(error),
-        // The host cannot allocate ahead.
         _ => Ok(()),
     }
 }
 
-/// Makes the next reads come from the disk.
-///
 /// After a failed write the host may keep pages in memory as if they were written, and it reports
 /// the failure only once. Then a read returns bytes that will be lost, and a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
-    // Write dirty pages first, since the host drops only clean pages. Ignore an error: if bytes are
+    // The host drops only clean pages, so write dirty ones first. An error is ignored: if bytes are
     // lost, later reads show it.
     let _ = device.sync();
     device.drop_cached();
 }
 
-/// Returns the errno for a caller of the file system: `ENOSPC` for a full host, `EIO` otherwise.
 pub(crate) fn full_or_io(error: &io::Error) -> Errno {
     let is_full = matches!(
         error.kind(),
@@ -305,9 +288,8 @@ mod tests {
 
     use super::*;
 
-    /// Checks that `set_len` sets the length before it writes zeros. A kill in between must leave a
-    /// length that redb accepts. All writes of zeros fail here, so the length is right only if it
-    /// was set first.
+    /// A kill between the steps of `set_len` must leave a length that redb accepts. All writes of
+    /// zeros fail here, so only a length that is set first is right.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
         let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
@@ -317,8 +299,7 @@ mod tests {
         assert_eq!(device.len().unwrap(), 8 << 20);
     }
 
-    /// Checks that a file keeps its old length if no zeros can be written. Otherwise the new part
-    /// of the file would be a hole.
+    /// Otherwise the new part of the file would be a hole.
     #[test]
     fn device_whose_zeros_fail_is_as_long_as_before() {
         let sealed = |seals| {
@@ -342,8 +323,6 @@ mod tests {
         device.write_at(0, b"12").unwrap();
     }
 
-    /// Checks that `take_room` allocates space for every byte, also on a device longer than
-    /// `FILLED_BYTES_MAX` and on a device with holes.
     #[test]
     fn room_is_taken_for_every_byte() {
         let path = std::env::temp_dir().join(format!("device-room-{}", std::process::id()));

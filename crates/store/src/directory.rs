@@ -29,19 +29,15 @@ use crate::inode::State;
 use crate::journal::View;
 use crate::record::{Entries, Entry, Key, Kind, SLOTS};
 
-/// Bits of a cookie for the slot.
 const SLOT_BITS: u32 = 4;
-/// Bits of the hash of a name.
 const HASH_BITS: u32 = 58;
 
-/// The inode that a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
 }
 
-/// A name and its hash.
 #[derive(Clone, Copy)]
 pub(crate) struct Hashed<'a> {
     name: &'a [u8],
@@ -49,33 +45,27 @@ pub(crate) struct Hashed<'a> {
 }
 
 impl<'a> Hashed<'a> {
-    /// Returns `name` with its hash.
     pub(crate) fn new(name: Name<'a>, secret: &Secret) -> Hashed<'a> {
         Hashed { name: name.as_bytes(), hash: hash_of_name(name, secret) }
     }
 
-    /// Returns a name with this hash.
     #[cfg(test)]
     pub(crate) fn with_hash(name: &'a [u8], hash: u64) -> Hashed<'a> {
         Hashed { name, hash }
     }
 }
 
-/// The result of looking up a name. A directory has one record per hash, with all entries whose
-/// names have that hash. A `NameRecord` has that record as it was at the lookup, and is outdated
-/// once the directory has changed.
+/// The entries with one hash, as they were at the lookup. The value is outdated once the directory
+/// has changed.
 pub(crate) struct NameRecord<'a> {
     key: Key,
     name: &'a [u8],
     record: Option<Arc<[u8]>>,
-    /// The slot number and the inode of the entry for the name. None if the directory has no such
-    /// entry.
     found: Option<(u8, Link)>,
 }
 
 impl<'a> NameRecord<'a> {
-    /// Looks `name` up in the directory `dir`, whose `state` the caller has locked. `EIO` if the
-    /// entries cannot be read.
+    /// The caller has locked `state`. `EIO` if the entries cannot be read.
     pub(crate) fn find(
         dir: u64,
         state: &State,
@@ -96,26 +86,21 @@ impl<'a> NameRecord<'a> {
         Ok(name_record)
     }
 
-    /// Returns the inode that the name refers to.
     pub(crate) fn link(&self) -> Option<Link> {
         self.found.map(|(_, link)| link)
     }
 
-    /// Returns true if this name and the name of `other` have their entries in one record, because
-    /// their hashes are equal.
     pub(crate) fn is_beside(&self, other: &NameRecord<'_>) -> bool {
         self.key == other.key
     }
 
-    /// Returns a slot number for a new entry among those with the same hash. `ENOSPC` if all are
-    /// used.
     pub(crate) fn check_room(&self) -> Result<u8, Errno> {
         let is_free = |slot: u8| !self.entries().flatten().any(|entry| entry.slot == slot);
         (0..SLOTS).find(|&slot| is_free(slot)).ok_or(Errno::NOSPC)
     }
 
-    /// Makes the name refer to the inode of `link`. Adds the name if the directory does not have
-    /// it. `ENOSPC` if the record for its hash is full.
+    /// Adds the name if the directory does not have it. `ENOSPC` if the record for its hash is
+    /// full.
     pub(crate) fn set(&self, link: Link, view: &View) -> Result<(), Errno> {
         let slot = match self.found {
             Some((slot, _)) => slot,
@@ -125,7 +110,6 @@ impl<'a> NameRecord<'a> {
         Ok(())
     }
 
-    /// Removes the name, if it exists.
     pub(crate) fn remove(&self, view: &View) {
         if let Some((slot, _)) = self.found {
             self.write(slot, None, view);
@@ -158,7 +142,7 @@ impl<'a> NameRecord<'a> {
     }
 }
 
-/// Checks that the directory `dir` has no entries. The caller has locked its `state`.
+/// The caller has locked the `state` of the directory.
 ///
 /// # Errors
 /// `ENOTEMPTY` if the count of entries in `state` is not 0. `EIO` if the count is 0 but there are
@@ -174,22 +158,19 @@ pub(crate) fn check_empty(dir: u64, state: &State, view: &View) -> Result<(), Er
     if records.is_empty() { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Entries copied out of a directory, which need no lock while they are reported.
 #[derive(Default)]
 pub(crate) struct Batch {
     records: Vec<(u64, Arc<[u8]>)>,
 }
 
 impl Batch {
-    /// Copies entries of `dir`, from the hash `from` on. Returns the hash at which the next call
-    /// continues, or None at the end. `EIO` if the entries cannot be read.
+    /// Returns the hash at which the next call continues, or None at the end. `EIO` if the entries
+    /// cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
         view.collect_from(Kind::Name, dir, from, &mut self.records)
     }
 
-    /// Calls `sink` with those copied entries that come behind `cookie`, until `sink` asks to stop.
-    /// `EIO` for an invalid entry.
     pub(crate) fn report(
         &self,
         cookie: u64,
@@ -212,19 +193,16 @@ impl Batch {
     }
 }
 
-/// Returns the hash under which a name is stored.
 pub(crate) fn hash_of_name(name: Name<'_>, secret: &Secret) -> u64 {
     let hash = secret.hash(name.as_bytes()) >> (u64::BITS - HASH_BITS);
     // Invariant C.1: a cookie, and so a hash, is never 0.
     hash.max(1)
 }
 
-/// Returns the hash from which a listing continues behind `cookie`.
 pub(crate) fn hash_of(cookie: u64) -> u64 {
     cookie >> SLOT_BITS
 }
 
-/// Returns the cookie of an entry.
 fn cookie_of(hash: u64, slot: u8) -> u64 {
     hash << SLOT_BITS | u64::from(slot)
 }

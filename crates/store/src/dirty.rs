@@ -11,33 +11,25 @@
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 
-/// Maximum number of bytes of file data in one log entry.
 const LOGGED_BYTES_MAX: u64 = 64 << 10;
-/// Maximum number of ranges in one log entry.
 const RANGES_MAX: usize = 64;
 
-/// The ranges written since the last [`Dirty::take`]. If they are too long or too many for the log,
-/// they are dropped and `Dirty::is_large` is set.
 #[derive(Default)]
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
     written: Mutex<Written>,
-    /// True if the transaction has written more file data than the log takes. Stored while the
-    /// mutex of `written` is held, but loaded without it.
+    /// Stored while the mutex of `written` is held, but loaded without it.
     is_large: AtomicBool,
 }
 
-/// The ranges. All fields are protected by `Dirty::written`.
 #[derive(Default)]
 struct Written {
-    /// Offset and length in bytes.
     ranges: Vec<(u64, u32)>,
     bytes: u64,
 }
 
 impl Dirty {
-    /// Records a range that the caller is about to write. Since the caller holds a handle of the
-    /// journal, no commit can call `take` meanwhile.
+    /// The caller holds a handle of the journal, so no commit can call `take` meanwhile.
     pub(crate) fn note(&self, offset: u64, len: usize) {
         if self.is_large() {
             return;
@@ -46,29 +38,28 @@ impl Dirty {
         written.bytes += len as u64;
         if written.bytes > LOGGED_BYTES_MAX || written.ranges.len() == RANGES_MAX {
             written.ranges = Vec::new();
-            // ORDERING: Relaxed. `take` must see this value. It does, because a commit closes the
-            // transaction barrier (the lock that operations hold for reading) before it calls
-            // `take`. For other readers the value is only a hint.
+            // ORDERING: Relaxed. The caller holds the transaction barrier for reading, and a commit
+            // closes it before `take` loads the flag. So `take` sees the value. For `is_large` it
+            // is only a hint.
             self.is_large.store(true, Ordering::Relaxed);
         } else if written.ranges.last() != Some(&(offset, len as u32)) {
             written.ranges.push((offset, len as u32));
         }
     }
 
-    /// Returns true if more was written than one log entry takes.
     pub(crate) fn is_large(&self) -> bool {
-        // ORDERING: Relaxed. A caller of `note` holds a handle of the journal, which orders this
-        // load after the swap in an earlier `take`. For other callers the value is only a hint.
+        // ORDERING: Relaxed. A caller with a handle of the journal sees the swap in an earlier
+        // `take`, since the commit held the transaction barrier. For other callers the value is
+        // only a hint.
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Returns the ranges that the transaction has written, and forgets them. Returns None if they
-    /// were too long or too many for the log. The caller has closed the transaction barrier, so no
-    /// thread is calling `note`.
+    /// Returns None if the ranges are too long or too many for the log. The caller has closed the
+    /// transaction barrier, so no thread is calling `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
-        // ORDERING: Relaxed. The transaction barrier is closed, so all earlier stores of `note` are
-        // visible.
+        // ORDERING: Relaxed. The commit has closed the transaction barrier, which orders all stores
+        // of `note` before the swap.
         let is_large = self.is_large.swap(false, Ordering::Relaxed);
         (!is_large).then_some(written.ranges)
     }

@@ -24,26 +24,21 @@ use crate::alloc::Run;
 use crate::journal::View;
 use crate::record::{Extent, Key, Kind};
 
-/// The extents of one file, by their first logical block.
 #[derive(Debug, Default)]
 pub(crate) struct ExtentMap {
     map: BTreeMap<u64, Extent>,
     blocks: u64,
-    /// Logical starts of extents whose records differ from the map.
     touched: Vec<u64>,
 }
 
-/// Where a looked-up logical block is, and how far its extent or hole reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The device block of the looked-up block, and true if its extent is written. None in a hole.
     pub(crate) found: Option<(u64, bool)>,
-    /// The number of blocks from the looked-up block to the end of the extent or hole.
     pub(crate) len: u64,
 }
 
 impl ExtentMap {
-    /// Loads the extents of a file from its records. `EIO` if the records are invalid.
+    /// `EIO` if the records are invalid.
     pub(crate) fn load(ino: u64, view: &View) -> Result<ExtentMap, Errno> {
         let (mut map, mut records, mut from) = (ExtentMap::default(), Vec::new(), Some(0));
         while let Some(next) = from {
@@ -62,8 +57,7 @@ impl ExtentMap {
         Ok(map)
     }
 
-    /// Puts the records of the changed extents into the running transaction. Returns true if any
-    /// record has changed.
+    /// Returns true if any record has changed.
     pub(crate) fn flush(&mut self, ino: u64, view: &View) -> bool {
         let has_changed = !self.touched.is_empty();
         self.touched.sort_unstable();
@@ -78,12 +72,10 @@ impl ExtentMap {
         has_changed
     }
 
-    /// Returns the number of allocated blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Returns the extent or hole that `block` is in.
     pub(crate) fn look(&self, block: u64) -> Span {
         if let Some((&at, extent)) = self.map.range(..=block).next_back()
             && block < at + extent.len
@@ -96,7 +88,6 @@ impl ExtentMap {
         Span { found: None, len: next - block }
     }
 
-    /// Returns how many of `blocks` are allocated.
     pub(crate) fn allocated_in(&self, blocks: Range<u64>) -> u64 {
         let (mut at, mut count) = (blocks.start, 0);
         while at < blocks.end {
@@ -108,8 +99,6 @@ impl ExtentMap {
         count
     }
 
-    /// Returns the first block at or behind `block` that is written, or that is not written if
-    /// `is_written` is false.
     pub(crate) fn next(&self, mut block: u64, is_written: bool) -> Option<u64> {
         loop {
             let span = self.look(block);
@@ -120,7 +109,6 @@ impl ExtentMap {
         }
     }
 
-    /// Adds an extent in a hole.
     pub(crate) fn insert(&mut self, logical: u64, extent: Extent) {
         debug_assert!(extent.len > 0 && self.look(logical).len >= extent.len);
         debug_assert_eq!(self.look(logical).found, None);
@@ -128,7 +116,6 @@ impl ExtentMap {
         self.join(logical, extent);
     }
 
-    /// Makes a hole at `blocks`. Returns the runs of device blocks that the file no longer uses.
     pub(crate) fn remove(&mut self, blocks: Range<u64>) -> Vec<Run> {
         let keys = self.cut_out(blocks);
         let mut runs = Vec::with_capacity(keys.len());
@@ -142,27 +129,23 @@ impl ExtentMap {
         runs
     }
 
-    /// Marks all extents in `blocks` as written or unwritten.
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // An earlier round of this loop may have merged the extent at `key` with the extent
-            // before it. `join` merges only extents with equal marks (written or not), so the
-            // merged extent has the right mark already.
+            // An earlier round may have merged the extent into the one before it, which then has
+            // the right mark already.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
             }
         }
-        // The extent behind `blocks` may now have the same mark (written or not) as the last extent
-        // in `blocks`. Merge them if they are also adjacent on the device.
         if let Some(behind) = self.map.remove(&end) {
             self.touched.push(end);
             self.join(end, behind);
         }
     }
 
-    /// Moves all blocks from `from` on to `to`. Their new range must be a hole.
+    /// Their new range must be a hole.
     pub(crate) fn shift(&mut self, from: u64, to: u64) {
         self.split(from);
         let moved = self.map.split_off(&from);
@@ -172,8 +155,6 @@ impl ExtentMap {
         }
     }
 
-    /// Splits extents at both ends of `blocks`. Returns the logical starts of the extents within
-    /// `blocks`.
     fn cut_out(&mut self, blocks: Range<u64>) -> Vec<u64> {
         if blocks.is_empty() {
             return Vec::new();
@@ -183,7 +164,6 @@ impl ExtentMap {
         self.map.range(blocks).map(|(&at, _)| at).collect()
     }
 
-    /// Splits the extent that contains `block`, so that an extent starts at `block`.
     fn split(&mut self, block: u64) {
         let Some((&at, extent)) = self.map.range_mut(..block).next_back() else { return };
         let skip = block - at;
@@ -196,8 +176,6 @@ impl ExtentMap {
         }
     }
 
-    /// Adds an extent. Merges it with extents that are adjacent both in the file and on the device
-    /// (invariant E.1).
     fn join(&mut self, mut logical: u64, mut extent: Extent) {
         let goes_on = |before: &Extent, after: &Extent| {
             before.physical + before.len == after.physical && before.is_written == after.is_written
@@ -228,7 +206,6 @@ mod tests {
 
     use super::*;
 
-    /// The blocks of a small file.
     type Model = [Option<(u64, bool)>; 40];
 
     #[derive(Clone, Debug)]
@@ -254,7 +231,6 @@ mod tests {
         ]
     }
 
-    /// Allocates new blocks for the holes in a range, as a write does.
     fn fill(map: &mut ExtentMap, model: &mut Model, next: &mut u64, at: u64, end: u64, w: bool) {
         let mut at = at;
         while at < end {
@@ -266,7 +242,6 @@ mod tests {
                     model[block as usize] = Some((*next, w));
                     *next += 1;
                 }
-                // Leave a gap now and then, so that some extents are not adjacent on the device.
                 *next += *next % 2;
             }
             at += len;
@@ -324,8 +299,6 @@ mod tests {
                 }
                 let count = model.iter().flatten().count() as u64;
                 prop_assert_eq!((map.blocks(), map.allocated_in(0..40)), (count, count));
-                // Invariant E.1: check that extents do not overlap, and that adjacent extents are
-                // merged.
                 let all: Vec<_> = map.map.iter().collect();
                 for pair in all.windows(2) {
                     let ((a, x), (b, y)) = (pair[0], pair[1]);

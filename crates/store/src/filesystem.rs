@@ -19,17 +19,10 @@ use crate::names::check_directory;
 use crate::store::{ROOT_INO, Store};
 use crate::xattr;
 
-/// The number of inodes that statfs(2) reports without a limit.
 const UNLIMITED_INODES: u64 = 1 << 40;
-/// The number of blocks that statfs(2) reports if the store has no size limit and the free space of
-/// the host is unknown.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 
 impl Store {
-    /// Runs `change` on the content of a regular file. Then `note` updates the other attributes.
-    ///
-    /// # Errors
-    /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
     fn change_content<R>(
         &self,
         node: Node<'_>,
@@ -60,7 +53,6 @@ impl Store {
         Ok((result, state.attr(inode.ino)))
     }
 
-    /// Loads the extents of a regular file and locks its content for reading.
     fn loaded<'a>(&self, inode: &'a Inode) -> Result<RwLockReadGuard<'a, Content>, Errno> {
         loop {
             let content = inode.content.read();
@@ -73,7 +65,6 @@ impl Store {
         }
     }
 
-    /// Updates the access time after a read.
     fn note_read(&self, inode: &Inode) {
         if !inode.state.read().is_read_noted(self.atime.of(inode.kind), now()) {
             return;
@@ -87,30 +78,26 @@ impl Store {
         }
     }
 
-    /// Makes a change of names durable if the store is mounted with `dirsync`. The caller holds no
-    /// handle of the journal, because a commit waits for all handles.
+    /// A commit waits for all handles of the journal, so the caller holds none.
     ///
     /// # Errors
-    /// `EIO` if a commit failed. In that case the names have changed, but a crash may undo the
-    /// change.
+    /// `EIO` if a commit failed: a crash may then undo the change of names.
     fn sync_names(&self) -> Result<(), Errno> {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Returns `ENOSPC` if the host has no space for `blocks` more blocks. Returns `Ok` if the free
-    /// space of the host is unknown.
+    /// Returns `Ok` if the free space of the host is unknown.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
-        // The host has already allocated space for the unused blocks of the data device, so a file
-        // can use them even on a full host.
+        // A file can use the blocks that the host has already allocated to the data device, even on
+        // a full host.
         let free = self.unused_blocks()?;
         let new = blocks.saturating_sub(free).saturating_mul(BLOCK_BYTES);
         let all = blocks.saturating_add(self.space.used()).saturating_mul(BLOCK_BYTES);
         if new > host.bavail || all > host.blocks { Err(Errno::NOSPC) } else { Ok(()) }
     }
 
-    /// Changes the attribute set of `node`.
     fn change_attributes(
         &self,
         node: Node<'_>,
@@ -122,8 +109,8 @@ impl Store {
         state.check()?;
         let before = state.record;
         self.load_block(&mut state, view)?;
-        // Move the attribute block out of `state`. Cloning its `Arc` would change a reference count
-        // for which threads with other inodes contend.
+        // Move the attribute block out of `state`: to clone its `Arc` would change a reference
+        // count for which threads contend.
         let block = state.block.take();
         let changed = change(&mut state, block.as_ref().map_or(&[], |block| block.content()));
         state.block = block;
@@ -134,15 +121,12 @@ impl Store {
         Ok(())
     }
 
-    /// Returns how many blocks of the data device are allocated on the host but used by no file.
-    /// Blocks that are reserved for a file count as used.
     fn unused_blocks(&self) -> Result<u64, Errno> {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Returns how many more blocks files can get: the `host_free` free blocks of the host and the
-    /// unused blocks of the data device. Returns 0 while the host has no space for the reserve
-    /// (space for commits), since no file can grow then.
+    /// Files can get no more blocks while the host has no space for the reserve (space for
+    /// commits).
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -151,7 +135,6 @@ impl Store {
         }
     }
 
-    /// Implements `setattr`.
     fn change_as(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
         let view = &*self.journal.change()?;
         let change = |state: &mut State, set: &SetAttr| -> Result<(), Errno> {
@@ -171,8 +154,6 @@ impl Store {
             if size > SIZE_MAX {
                 return Err(Errno::FBIG);
             }
-            // First do the two steps that can fail: `prepare_size`, after which `set_size` cannot
-            // fail, and finding space for the changed ACL.
             let mode = set.mode.map(|mode| SetAttr::default().with_mode(mode));
             let set = &set.with_mode(None);
             let cut = |content: &mut Content, tx: FileTx<'_>| {
@@ -194,7 +175,6 @@ impl Store {
         Ok(state.attr(inode.ino))
     }
 
-    /// Implements `set_acl`.
     fn change_acl(
         &self,
         node: Node<'_>,
@@ -259,8 +239,7 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // A directory that an earlier version of corewalk has made has no stored parent, so the
-            // parent is unknown.
+            // An earlier version of corewalk stored no parents.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -367,8 +346,6 @@ impl FileSystem for Store {
         }
     }
 
-    /// Returns false, because calls do not wait long: they find most of their records in memory,
-    /// and a wait for the disk is short.
     fn waits(&self) -> bool {
         false
     }
@@ -378,15 +355,13 @@ impl FileSystem for Store {
     }
 
     fn fsync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
-        // If the inode is not in memory, load it from its record, which contains all its changes.
         let inode = self.inode(node)?;
         let tid = inode.dirty_tid(data_only);
         if self.journal.is_running(tid.max(inode.data_tid())) {
             self.late.share();
         }
         self.journal.commit_up_to(tid)?;
-        // If the last transaction that wrote data of the file is durable, its commit has also
-        // synced the data, and `sync_data` returns immediately.
+        // Returns immediately if a commit has already synced the data of the file.
         self.journal.sync_data(inode.data_tid())
     }
 
@@ -491,8 +466,8 @@ impl FileSystem for Store {
         xattr::acl(&self.set_of(&state, view)?, kind)
     }
 
-    /// Sets an ACL. An access ACL that expresses no more than the mode is not stored. `EACCES` for
-    /// a default ACL of a non-directory. `EOPNOTSUPP` for a symbolic link.
+    /// An access ACL that expresses no more than the mode is not stored. `EACCES` for a default ACL
+    /// of a non-directory, `EOPNOTSUPP` for a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -512,14 +487,13 @@ impl FileSystem for Store {
         for (name, value) in stats.fields() {
             sink(name, value);
         }
-        // If the free space of the host is unknown, omit the counter of free bytes.
         if let Ok(space) = self.statfs() {
             sink("store_free_bytes", space.bavail.saturating_mul(BLOCK_BYTES));
         }
     }
 }
 
-/// Checks that an inode is a regular file. `EISDIR` for a directory, `EINVAL` for another kind.
+/// `EISDIR` for a directory, `EINVAL` for another kind.
 fn check_file(inode: &Inode) -> Result<(), Errno> {
     match inode.kind {
         FileKind::Regular => Ok(()),
@@ -533,7 +507,7 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Checks that a change of a freed inode does not bring its record back.
+    /// A change of a freed inode must not bring its record back.
     #[test]
     fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
         let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));
@@ -556,8 +530,6 @@ mod tests {
             let inode = store.table.find(attr.ino).unwrap();
             store.remove(root, name, file).unwrap();
             store.forget(attr.ino, attr.generation);
-            // Put the inode back into the table, as if a thread had looked it up just before it was
-            // forgotten.
             store.table.insert(inode);
             assert_eq!(change(&store, file), Err(Errno::STALE));
             store.table.remove(attr.ino);
@@ -568,8 +540,8 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// Checks that df(1) counts the blocks of removed files as free, although they are still
-    /// allocated on the host.
+    /// df(1) must count the blocks of removed files as free, although they are still allocated on
+    /// the host.
     #[test]
     fn room_of_what_was_removed_is_counted() {
         let path = std::env::temp_dir().join(format!("filesystem-room-{}", std::process::id()));
@@ -595,21 +567,19 @@ mod tests {
         remove(b"large", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Reserve a range without writing it. The host allocates no space for such a range.
         let file = make(b"kept");
         store.fallocate(file, 0, 1 << 28, Fallocate::KEEP_SIZE).unwrap();
         assert_eq!(store.room(host), Ok(host));
         remove(b"kept", file);
         assert_eq!(store.room(host), Ok(host + blocks));
 
-        // Give up the reserve (space for commits), which the store allocates again before files may
-        // grow. The free space that the reserve will take must not count.
+        // The store allocates its reserve again before files may grow, so the space for it must not
+        // count as free.
         store.journal.give_up_reserve();
         let reserve = RESERVE_BYTES / BLOCK_BYTES;
         assert_eq!(store.room(reserve - 1), Ok(0));
         assert_eq!(store.room(reserve + 1), Ok(blocks + 1));
         drop(store);
-        // The blocks that no file uses must still count as free.
         let store = Store::open(&path, &options).unwrap();
         assert_eq!(store.room(host), Ok(host + blocks));
         drop(store);

@@ -44,7 +44,6 @@ use crate::store::ROOT_INO;
 use crate::store_dir::{OpenError, StoreDir};
 use crate::xattr;
 
-/// Memory for the page cache of the database, in bytes.
 const CACHE_BYTES: usize = 64 << 20;
 
 /// A broken invariant.
@@ -249,13 +248,12 @@ pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     }
 }
 
-/// Replays the log onto `devices`, and checks the store in the resulting state.
 fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // Compare the length of the data device with the last extent before the replay. The replay may
-    // extend the device, which would hide that blocks at its end are lost.
+    // The replay may extend the data device, which would hide that blocks at its end are lost. So
+    // compare its length with the last extent before.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);
@@ -282,11 +280,9 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     Ok(check.report)
 }
 
-/// Returns the first block of the device behind all written extents.
 fn find_end(snapshot: &Snapshot) -> Result<u64, Errno> {
     let mut end = 0;
     each(snapshot, Kind::Extent, &mut |_, value| {
-        // Skip an extent that does not parse, because `read` reports it.
         end = Extent::decode(value).map_or(end, |extent| end.max(extent.written_end()));
         Ok(())
     })?;
@@ -299,18 +295,11 @@ struct Check {
     device_blocks: u64,
     inodes: BTreeMap<u64, InodeRecord>,
     orphans: HashSet<u64>,
-    /// The inodes and kinds of all names, by directory.
     entries: HashMap<u64, Vec<(u64, FileKind)>>,
-    /// For each file: the logical block after the last extent that was read, and the number of
-    /// blocks in all extents read so far.
     extents: HashMap<u64, (u64, u64)>,
-    /// The runs of device blocks that files use: the first block, the first block after the run,
-    /// and the inode number of the file.
     used: Vec<(u64, u64, u64)>,
     users: BTreeMap<u64, UsersRecord>,
     contents: HashSet<u64>,
-    /// The attribute blocks that contain an access ACL, by id, each with the mode that the ACL
-    /// implies. The mode is None if the ACL expresses no more than a mode can.
     with_acl: HashMap<u64, Option<u32>>,
 }
 
@@ -319,7 +308,6 @@ impl Check {
         self.report.findings.push(finding);
     }
 
-    /// Reads all records and checks each on its own.
     fn read(&mut self, snapshot: &Snapshot, secret: &Secret) -> Result<(), Errno> {
         type Step = fn(&mut Check, &Secret, Key, &[u8]) -> Result<(), Errno>;
         let steps: [(Kind, Step); 6] = [
@@ -384,7 +372,7 @@ impl Check {
         if logical < so_far.0 {
             self.find(Finding::LogicalOverlap(ino, logical));
         }
-        // Damaged extents may overlap, so the sum of their lengths may exceed a `u64`.
+        // The sum of the lengths of damaged extents may exceed a `u64`.
         self.extents.insert(ino, (end, so_far.1.saturating_add(len)));
         self.used.push((physical, physical + len, ino));
         let size = self.inodes.get(&ino).map_or(0, |inode| inode.size);
@@ -416,7 +404,6 @@ impl Check {
         xattr::acl(value, AclKind::Default).map(drop)
     }
 
-    /// Checks the records against each other.
     fn compare(&mut self) {
         let links = self.compare_names();
         self.compare_inodes(&links);
@@ -427,8 +414,6 @@ impl Check {
         self.report.orphans = self.orphans.len() as u64;
     }
 
-    /// Checks that directory entries and inodes agree. Returns the numbers of names and of
-    /// subdirectories of each inode.
     fn compare_names(&mut self) -> HashMap<u64, (u32, u32)> {
         let mut links: HashMap<u64, (u32, u32)> = HashMap::new();
         let mut found = Vec::new();
@@ -530,7 +515,6 @@ impl Check {
         }
     }
 
-    /// Returns the inodes that have links, but that cannot be reached from the root directory.
     fn collect_unreachable(&self) -> Vec<u64> {
         let (mut reached, mut open) = (HashSet::from([ROOT_INO]), vec![ROOT_INO]);
         while let Some(dir) = open.pop() {

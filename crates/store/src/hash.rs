@@ -20,19 +20,14 @@
 //!
 //! Source: `corewalk`'s `hash` and `corewalk-mbcache` use the same fold.
 
-/// Inputs of at most this many bytes are hashed as a whole.
 const WHOLE_MAX: usize = 512;
-/// Length of a piece of a longer input, in bytes.
 const PIECE_BYTES: usize = 64;
-/// Number of pieces of a longer input that are hashed.
 const SAMPLES: usize = 5;
 
-/// The secret of a store, derived from its seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Secret([u64; 8]);
 
 impl Secret {
-    /// Derives the secret from `seed`.
     pub(crate) fn new(seed: u64) -> Secret {
         let start = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
         let key =
@@ -40,7 +35,7 @@ impl Secret {
         Secret(std::array::from_fn(|i| key(i as u64 + 1) | 1))
     }
 
-    /// Returns the hash of `bytes`. If `bytes` is long, only samples of it are hashed.
+    /// If `bytes` is long, only samples of it are hashed.
     pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
         if bytes.len() <= WHOLE_MAX {
             return self.hash_whole(bytes);
@@ -54,7 +49,6 @@ impl Secret {
         fold(self.join(lanes) ^ bytes.len() as u64, self.0[0])
     }
 
-    /// Returns the hash of all of `bytes`.
     pub(crate) fn hash_whole(&self, bytes: &[u8]) -> u64 {
         let secret = &self.0;
         let mut lanes = self.lanes();
@@ -91,8 +85,8 @@ impl Secret {
     }
 }
 
-/// Mixes sixteen bytes into `hash`. Both factors depend on the secret, so no input that an attacker
-/// crafts makes a factor 0.
+/// Both factors of the multiplication depend on the secret, so a crafted input makes neither of
+/// them 0.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();
@@ -100,7 +94,6 @@ fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     fold(first ^ hash ^ secret[4], second ^ secret[5]).wrapping_add(hash.rotate_left(29))
 }
 
-/// Multiplies two words to 128 bits and folds the halves together.
 #[inline(always)]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));

@@ -35,13 +35,10 @@ use crate::content::{BLOCK_BYTES, Content};
 use crate::journal::View;
 use crate::record::{InodeRecord, Key, Kind};
 
-/// The bits of the mode that chmod(2) changes.
 pub(crate) const PERMISSION_BITS: u32 = 0o7777;
-/// Number of bytes that each entry adds to the reported size of a directory, as in tmpfs.
 const ENTRY_BYTES: u64 = 20;
 
-/// Returns the current time of the kernel's coarse clock, which the file systems of the kernel use
-/// for time stamps.
+/// Returns the time of the kernel's coarse clock, which kernel file systems use for time stamps.
 #[inline]
 pub(crate) fn now() -> Timespec {
     let now = clock_gettime(ClockId::RealtimeCoarse);
@@ -54,43 +51,33 @@ pub(crate) struct Inode {
     pub(crate) kind: FileKind,
     /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// The content of a regular file. Protected by its own lock, the data lock, which is locked
-    /// before `state`.
+    /// Protected by its own lock, the data lock, which is locked before `state`.
     pub(crate) content: RwLock<Content>,
-    /// The last transaction that changed the inode.
     dirty: AtomicU64,
-    /// The last transaction that changed the extents or the size of this file.
     dirty_content: AtomicU64,
-    /// The last transaction that changed the data of the file.
     dirty_data: AtomicU64,
 }
 
 /// All attributes of an inode. All fields are protected by `Inode::state`.
 pub(crate) struct State {
     pub(crate) record: InodeRecord,
-    /// The target of a symbolic link.
     pub(crate) target: Box<[u8]>,
-    /// The attribute block, if it is in memory.
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which this inode got a new attribute set. If it gets another set in
-    /// the same transaction, that set may be queued for de-duplication (see `late`).
+    /// The last transaction in which this inode got a new attribute set. A second set in the same
+    /// transaction may be queued for de-duplication (see `late`).
     pub(crate) changed_at: u64,
-    /// True while the inode is queued for deferred de-duplication (see `late`).
     pub(crate) is_waiting: bool,
-    /// The transaction that made the inode, or 0 if the inode was read from its record.
     pub(crate) born: u64,
-    /// True once it is freed.
     pub(crate) is_dead: bool,
 }
 
 impl Inode {
-    /// Returns a new inode. The caller saves it.
     pub(crate) fn new(ino: u64, record: InodeRecord, target: &[u8], tid: u64) -> Inode {
         let state = State::new(record, target, tid);
         Inode::of(ino, state, Content::new(), tid)
     }
 
-    /// Returns an inode that is read from its record. `EIO` if the record is invalid.
+    /// `EIO` if the record is invalid.
     pub(crate) fn load(ino: u64, value: &[u8], view: &View) -> Result<Inode, Errno> {
         let (record, target) = InodeRecord::decode(value)?;
         let dirty = view.dirty_tid(&Key::of(Kind::Inode, ino));
@@ -110,39 +97,35 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that an fsync(2) of this inode has to commit. For fdatasync(2),
-    /// with `is_content_only`, returns the last one that changed the extents or the size.
+    /// Returns the last transaction that an fsync(2) of this inode has to commit, or an
+    /// fdatasync(2) if `is_content_only`.
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
-        // ORDERING: Relaxed. The returned id must cover only changes that happened before this
-        // call, and a Relaxed load sees those.
+        // ORDERING: Relaxed. The id must cover only changes that happened before the call. `save`
+        // and `mark_content` have stored their ids, so the load sees them.
         word.load(Ordering::Relaxed)
     }
 
-    /// Returns the last transaction that changed the data.
     pub(crate) fn data_tid(&self) -> u64 {
-        // ORDERING: Relaxed. The returned id must cover only writes that happened before this call,
-        // and a Relaxed load sees those.
+        // ORDERING: Relaxed. The id must cover only writes that happened before the call.
+        // `mark_data` has stored their ids, so the load sees them.
         self.dirty_data.load(Ordering::Relaxed)
     }
 
-    /// Notes that this transaction changes the data.
     pub(crate) fn mark_data(&self, view: &View) {
-        // ORDERING: Relaxed. A call of `data_tid` has to see this store only if the store happened
-        // before the call.
+        // ORDERING: Relaxed. `data_tid` must see the store only if the write happened before its
+        // call, and then it does.
         self.dirty_data.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Notes that this transaction changes extents or size.
     pub(crate) fn mark_content(&self, view: &View) {
-        // ORDERING: Relaxed. A call of `dirty_tid` has to see this store only if the store happened
-        // before the call.
+        // ORDERING: Relaxed. `dirty_tid` must see the store only if the change happened before its
+        // call, and then it does.
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Puts the record of this inode into the running transaction. `state` is the locked state of
-    /// this inode.
+    /// `state` is the locked state of this inode.
     #[inline]
     pub(crate) fn save(&self, state: &State, view: &View) {
         let mut bytes = Vec::with_capacity(128);
@@ -152,12 +135,11 @@ impl Inode {
             true => view.put_new(key, &bytes),
             false => view.put(key, &bytes),
         }
-        // ORDERING: Relaxed. A call of `dirty_tid` has to see this store only if the store happened
-        // before the call.
+        // ORDERING: Relaxed. `dirty_tid` must see the store only if the change happened before its
+        // call, and then it does.
         self.dirty.store(view.tid, Ordering::Relaxed);
     }
 
-    /// Adds or removes the orphan record (N.5) and saves the inode.
     pub(crate) fn save_links(&self, state: &State, had_links: bool, view: &View) {
         let key = Key::of(Kind::Orphan, self.ino);
         match (had_links, state.record.nlink > 0) {
@@ -183,7 +165,6 @@ impl State {
         }
     }
 
-    /// Returns the attributes for stat(2).
     pub(crate) fn attr(&self, ino: u64) -> Attr {
         let record = &self.record;
         let kind = FileKind::from_mode(record.mode);
@@ -207,24 +188,20 @@ impl State {
             .with_has_acl(record.has_acl)
     }
 
-    /// Returns `ESTALE` if the inode was freed.
     pub(crate) fn check(&self) -> Result<(), Errno> {
         if self.is_dead { Err(Errno::STALE) } else { Ok(()) }
     }
 
-    /// Returns `ENOENT` if the directory was removed.
     pub(crate) fn check_alive(&self) -> Result<(), Errno> {
         self.check()?;
         if self.record.nlink == 0 { Err(Errno::NOENT) } else { Ok(()) }
     }
 
-    /// Updates the times for a change of content.
     pub(crate) fn touch_content(&mut self, now: Timespec) {
         self.record.mtime = now;
         self.record.ctime = now;
     }
 
-    /// Returns true if a read at the time `now` has to update the access time.
     pub(crate) fn is_read_noted(&self, policy: Atime, now: Timespec) -> bool {
         let InodeRecord { atime, mtime, ctime, .. } = self.record;
         policy.needs_update([atime, mtime, ctime], now)
@@ -242,8 +219,7 @@ impl State {
         [record.atime, record.mtime, record.ctime] = set.times(before, now);
     }
 
-    /// Returns `acl` if it has to be stored. An access ACL that expresses no more than the mode is
-    /// not stored (invariant N.3).
+    /// An access ACL that expresses no more than the mode is not stored (invariant N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

@@ -3,8 +3,8 @@
 //! # Invariants
 //! - T.1: an inode is in memory at most once. It is read and dropped under the lock of its shard,
 //!   and dropped only while no thread uses it. So no thread changes a stale copy.
-//! - T.2: if an inode is forgotten while a thread uses it, its drop is deferred to a later read or
-//!   drop of any inode in the same shard.
+//! - T.2: an inode that is forgotten while a thread uses it is dropped later, at a read or drop of
+//!   any inode in the same shard.
 //!
 //! # Locks
 //! A shard stays locked while a record is read into it. Under this lock a thread takes only the
@@ -20,7 +20,6 @@ use crate::inode::Inode;
 use crate::journal::View;
 use crate::record::{Key, Kind};
 
-/// Number of shards.
 const SHARDS: usize = 256;
 
 /// Inodes in memory by number, and the numbers of the inodes whose drop is deferred. Both are
@@ -32,11 +31,9 @@ struct Shard {
 }
 
 impl Shard {
-    /// Drops each deferred inode that no thread uses now.
     fn drop_deferred(&mut self) {
         let Shard { inodes, deferred } = self;
         deferred.retain(|ino| match inodes.get(ino) {
-            // Only the table has a reference to the inode.
             Some(inode) if Arc::strong_count(inode) == 1 => {
                 inodes.remove(ino);
                 false
@@ -48,27 +45,22 @@ impl Shard {
 
 /// The inodes in memory. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct InodeTable {
-    /// The inodes, by number. Each shard has its own lock.
+    /// Each shard has its own lock.
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 
 impl InodeTable {
-    /// Returns an empty table.
     pub(crate) fn new() -> InodeTable {
         InodeTable {
             shards: (0..SHARDS).map(|_| OwnLine::new(RwLock::new(Shard::default()))).collect(),
         }
     }
 
-    /// Returns an inode if it is in memory.
     #[inline]
     pub(crate) fn find(&self, ino: u64) -> Option<Arc<Inode>> {
         self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
-    /// Returns the inode `ino`. Reads it from its record if it is not in memory.
-    ///
-    /// # Errors
     /// `ESTALE` if no inode has this number; `EIO` if its record cannot be read.
     pub(crate) fn get(&self, ino: u64, view: &View) -> Result<Arc<Inode>, Errno> {
         if let Some(inode) = self.find(ino) {
@@ -85,16 +77,14 @@ impl InodeTable {
         Ok(inode)
     }
 
-    /// Adds a new inode.
     pub(crate) fn insert(&self, inode: Arc<Inode>) {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Drops an inode from memory, or defers that while a thread still uses it (invariant T.2).
+    /// Defers the drop while a thread still uses the inode (invariant T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();
-        // Only the table and the caller have references to the inode.
         if Arc::strong_count(&inode) <= 2 {
             shard.inodes.remove(&inode.ino);
         } else if !shard.deferred.contains(&inode.ino) {
@@ -102,7 +92,6 @@ impl InodeTable {
         }
     }
 
-    /// Drops an inode that was freed.
     pub(crate) fn remove(&self, ino: u64) {
         self.shard(ino).write().inodes.remove(&ino);
     }
@@ -120,7 +109,7 @@ mod tests {
     use super::*;
     use crate::store::{Store, StoreOptions};
 
-    /// Checks that an inode that is forgotten during an operation does not stay in memory.
+    /// An inode that is forgotten during an operation must not stay in memory.
     #[test]
     fn inode_that_is_forgotten_in_use_is_dropped_later() {
         let path = std::env::temp_dir().join(format!("inode-table-{}", std::process::id()));
@@ -145,8 +134,6 @@ mod tests {
         drop(used);
         store.forget(second, 0);
         assert!(!is_there(first) && !is_there(second));
-        // Neither inode is in memory now. The next call on the first inode must read it from its
-        // record again.
         assert_eq!(
             store.getattr(Node::detached(first, corewalk::FileKind::Regular)).unwrap().ino,
             first

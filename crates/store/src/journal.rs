@@ -3,9 +3,9 @@
 //! The design follows jbd2. Operations join the *running* transaction, a [`Layer`] of records in
 //! memory. A commit closes the transaction barrier for an instant, freezes the running layer and
 //! starts a new one. Then the frozen layer becomes durable in one of two ways:
-//! - If it is small, it is appended to the log with its file data, and joins the *logged* layer.
-//! - Otherwise, and in a periodic commit, the file data is synced. Then both layers are written to
-//!   the database, in one transaction that makes the log void.
+//! - A small transaction is appended to the log with its file data, and joins the *logged* layer.
+//! - For a larger one, and in a periodic commit, the file data is synced. Then both layers are
+//!   written to the database, in one transaction that makes the log void.
 //!
 //! A read searches the three layers in memory, newest first, then a snapshot of the database.
 //!
@@ -64,14 +64,11 @@ use crate::overlay::Overlay;
 use crate::record::{Key, Kind};
 use crate::store::StoreStats;
 
-/// Length of the reserve in bytes. The reserve is a file that occupies space on the host. A commit
-/// on a full host truncates the reserve to get its space.
+/// Length in bytes of the reserve, a file that occupies space on the host. A commit on a full host
+/// truncates it to get its space.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// Maximum time that a thread waits before it commits, so that other threads can join the same
-/// commit.
+/// Maximum time for which a commit waits so that other threads can join it.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
-/// Maximum number of records that one step of a range read takes from each layer in memory, and
-/// from the database.
 const RANGE_RECORDS: usize = 512;
 
 /// The files of a store.
@@ -88,16 +85,10 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Drops the pages of the devices from the host's page cache, so that the next reads come from
-    /// the disk.
     pub(crate) fn read_anew(&self) {
         [&self.meta, &self.data, &self.log].into_iter().for_each(|device| read_anew(&**device));
     }
 
-    /// Returns devices with the same content, whose changes stay in memory.
-    ///
-    /// # Errors
-    /// The error of a device if its length cannot be read.
     pub(crate) fn overlaid(&self) -> io::Result<Devices> {
         let over = |device: &Arc<dyn Device>| -> io::Result<Arc<dyn Device>> {
             Ok(Arc::new(Overlay::new(Some(device.clone()))?))
@@ -106,14 +97,12 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Allocates the reserve: space on the host that is set aside for commits when the host is
-    /// full. Returns false if the allocation fails. Returns true without a reserve if the host's
-    /// file system cannot allocate space in advance.
+    /// Returns false if the host has no space for the reserve, and true if the host's file system
+    /// cannot allocate space in advance.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
-            // Ignore two errors that rule out a reserve: the host's file system cannot allocate
-            // space in advance, or `ulimit -f` is below the size of the reserve. A commit may then
-            // fail on a full host.
+            // The host's file system cannot allocate space in advance, or `ulimit -f` is too low. A
+            // commit may then fail on a full host.
             Err(error) => {
                 matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::FileTooLarge)
             }
@@ -122,18 +111,14 @@ impl Devices {
     }
 }
 
-/// The records that an operation sees. Three layers in memory have the newest ones: the running
-/// transaction, the one that is being committed, and those that are only in the log. All others are
-/// in a snapshot of the database. Protected by `Journal::barrier`.
+/// An operation sees the records of three layers in memory, and below them a snapshot of the
+/// database. Protected by `Journal::barrier`.
 pub(crate) struct View {
     running: Arc<Layer>,
     frozen: Option<Arc<Layer>>,
-    /// The records of committed transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
     base: Arc<Snapshot>,
-    /// The id of the running transaction.
     pub(crate) tid: u64,
-    /// The id of the last transaction that is in the database.
     based: u64,
 }
 
@@ -143,19 +128,18 @@ pub(crate) type Handle<'a> = RwLockReadGuard<'a, View>;
 
 /// The journal of a store. Analogous to Linux's `struct journal_s`.
 pub(crate) struct Journal {
-    /// The transaction barrier. Each shard of threads has its own copy of the [`View`], with its
-    /// own lock. An operation holds the lock of its shard for reading. A commit locks all copies
-    /// for writing while it freezes the running transaction.
+    /// The transaction barrier. An operation holds the lock of its shard of threads for reading. A
+    /// commit locks all shards for writing while it freezes the running transaction.
     barrier: Box<[OwnLine<RwLock<View>>]>,
     /// Protected by its own mutex.
     state: Mutex<State>,
-    /// Notified when `state` changes. Used with the mutex of `state`.
+    /// Used with the mutex of `state`.
     changed: Condvar,
-    /// The open database. Protected by its own mutex.
+    /// Protected by its own mutex.
     opened: Mutex<Opened>,
     devices: Devices,
-    /// Maximum size in bytes of the running transaction's records in memory. While it is exceeded,
-    /// the next change waits for a commit.
+    /// Maximum size in bytes of the running transaction in memory. While it is exceeded, the next
+    /// change waits for a commit.
     running_max: u64,
     /// Protected by its own mutex.
     log: Mutex<Log>,
@@ -170,8 +154,7 @@ pub(crate) struct Journal {
     is_full: AtomicBool,
     is_read_only: bool,
     counts: Counts,
-    /// The channel that wakes the committer, the thread that commits periodically. Protected by its
-    /// own mutex.
+    /// Wakes the committer, the thread that commits periodically. Protected by its own mutex.
     poke: Mutex<Option<Sender<()>>>,
     is_poked: AtomicBool,
 }
@@ -179,45 +162,31 @@ pub(crate) struct Journal {
 /// The progress of commits. All fields are protected by `Journal::state`.
 #[derive(Default)]
 struct State {
-    /// The last durable transaction, and the last one in the database.
     committed: u64,
     based: u64,
-    /// True if the log holds file data, or a commit is about to append some. While it is true, file
-    /// data is synced only as part of a commit (guarantee J.6).
+    /// True if the log holds file data, or is about to get some. File data is then synced only as
+    /// part of a commit (guarantee J.6).
     has_logged_data: bool,
     is_committing: bool,
-    /// `callers` is the number of threads that are inside `commit_up_to` now. `companions` is the
-    /// value that `callers` had at the end of the last commit.
     callers: u32,
     companions: u32,
-    /// Duration of the last commit.
     took: Duration,
 }
 
-/// Counters since the mount.
 #[derive(Default)]
 struct Counts {
-    /// Commits to the database, and commits to the log.
     database: AtomicU64,
     logged: AtomicU64,
     logged_bytes: AtomicU64,
-    /// Number of transactions that went to the database because a write or a sync of the log
-    /// failed.
     log_failures: AtomicU64,
-    /// Calls whose transaction was committed by another thread.
     shared: AtomicU64,
-    /// Syncs of the data device.
     data_syncs: AtomicU64,
-    /// Records written to the database.
     records: AtomicU64,
-    /// Number of operations that had to wait for a commit because the running transaction had too
-    /// many bytes of records in memory.
     waits: AtomicU64,
 }
 
 impl View {
-    /// Returns the value of a record, or None if there is no such record. `EIO` if the record
-    /// cannot be read.
+    /// `EIO` if the record cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
         if let Some(record) = self.running.get(key) {
             return Ok(record);
@@ -230,9 +199,8 @@ impl View {
         self.base.get(key)
     }
 
-    /// Returns the value of a record that the transaction `born`, or a later one, has created. If
-    /// `born` is not in the database yet, only the records in memory are searched. `EIO` if the
-    /// record cannot be read.
+    /// If the transaction `born` is not in the database yet, only the records in memory are
+    /// searched.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
             return self.get(key);
@@ -241,8 +209,6 @@ impl View {
         Ok(above.into_iter().flatten().find_map(|layer| layer.get(key)).flatten())
     }
 
-    /// Returns the id of the last transaction that changed the record, or 0 if that transaction is
-    /// already durable.
     pub(crate) fn dirty_tid(&self, key: &Key) -> u64 {
         match &self.frozen {
             _ if self.running.get(key).is_some() => self.tid,
@@ -251,48 +217,38 @@ impl View {
         }
     }
 
-    /// Sets the value of a record.
     #[inline]
     pub(crate) fn put(&self, key: Key, value: &[u8]) {
         self.running.put(key, Some(value.into()));
     }
 
-    /// Sets the value of a new record. The caller knows that no record with this key exists.
+    /// The caller knows that no record with this key exists.
     #[inline]
     pub(crate) fn put_new(&self, key: Key, value: &[u8]) {
         self.running.put_new(key, value.into());
     }
 
-    /// Sets the value of a record without copying it.
     #[inline]
     pub(crate) fn put_shared(&self, key: Key, value: Arc<[u8]>) {
         self.running.put(key, Some(value));
     }
 
-    /// Sets the value of a new record, like [`View::put_new`], but shares `value` instead of
-    /// copying it.
     #[inline]
     pub(crate) fn put_new_shared(&self, key: Key, value: Arc<[u8]>) {
         self.running.put_new(key, value);
     }
 
-    /// Removes a record.
     #[inline]
     pub(crate) fn remove(&self, key: Key) {
         self.running.put(key, None);
     }
 
-    /// Frees blocks of the data device. The blocks are allocated again only after this transaction
-    /// is durable.
+    /// The blocks are allocated again only after this transaction is durable.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = crate::alloc::Run>) {
         self.running.free(owner, runs);
     }
 
-    /// Appends to `out` records of `kind` whose keys have `major` as their first number. They are
-    /// in ascending order of their second number, `minor`, which begins at `from`.
-    ///
-    /// One call may return only a part of the records. Then it returns the number from which the
-    /// next call continues. At the end, returns None.
+    /// Appends records in ascending order of `minor`, the second number of their key.
     ///
     /// # Errors
     /// `EIO` if the records cannot be read.
@@ -329,8 +285,6 @@ impl View {
     }
 }
 
-/// Merges the records of `below` and `above`, both sorted by key, into `out`. A record of `above`
-/// overrides one with the same key.
 fn merge(
     below: Vec<(u64, Arc<[u8]>)>,
     above: std::collections::BTreeMap<u64, Record>,
@@ -350,10 +304,6 @@ fn merge(
 }
 
 impl Journal {
-    /// Returns the journal of an open database.
-    ///
-    /// # Errors
-    /// `EIO` if the database cannot be read.
     pub(crate) fn new(
         database: Database,
         devices: Devices,
@@ -398,7 +348,6 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Makes the store read-only.
     pub(crate) fn refuse_changes(&mut self) {
         self.is_read_only = true;
     }
@@ -409,27 +358,25 @@ impl Journal {
         self.forget_poke();
     }
 
-    /// Returns a handle for reading. The caller must hold no lock of the store and no other handle.
+    /// The caller must hold no lock of the store and no other handle.
     #[inline]
     pub(crate) fn view(&self) -> Handle<'_> {
         let handle = self.barrier[shard_index()].read();
         if handle.base.has_failed_read() {
-            // The committer reopens the database.
             self.poke();
         }
         handle
     }
 
-    /// Returns a handle for a change. The caller must hold no lock of the store and no other
-    /// handle.
+    /// The caller must hold no lock of the store and no other handle.
     ///
     /// # Errors
     /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if this call has to wait for
     /// a commit that fails.
     #[inline]
     pub(crate) fn change(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed. A thread that does not yet see that a commit has failed only makes a
-        // change in memory. The next commit fails.
+        // ORDERING: Relaxed. A thread that misses the store in `fail` only makes a change in
+        // memory, since the next commit fails.
         if self.is_failed.load(Ordering::Relaxed) || self.is_read_only {
             return Err(Errno::ROFS);
         }
@@ -437,7 +384,7 @@ impl Journal {
         if handle.running.is_heavy() {
             // Operations make records faster than commits write them, so wait for a commit.
             drop(handle);
-            // ORDERING: Relaxed. A statistic.
+            // ORDERING: Relaxed. A statistic; no data is published through it.
             self.counts.waits.fetch_add(1, Ordering::Relaxed);
             self.commit_running()?;
             handle = self.view();
@@ -448,31 +395,30 @@ impl Journal {
         Ok(handle)
     }
 
-    /// Returns true if `tid` is the running transaction.
     pub(crate) fn is_running(&self, tid: u64) -> bool {
         self.view().tid == tid
     }
 
-    /// Wakes the committer, unless it was woken already.
     pub(crate) fn poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `forget_poke`, after which the committer
-        // looks for work. If `forget_poke` swaps later, the committer finds the new transaction. If
-        // it has swapped before, this swap returns false, and this thread wakes the committer.
+        // ORDERING(poke): AcqRel. `forget_poke` swaps in false and then looks for work. If
+        // `forget_poke` swaps later, it sees the new transaction. If it has swapped before, `poke`
+        // reads false and wakes the committer. With a weaker ordering both could miss the
+        // transaction.
         if self.is_poked.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // Ignore an error: it means that the store is being closed, and closing commits anyway.
+            // An error means that the store is being closed, and closing commits anyway.
             let _ = poke.send(());
         }
     }
 
-    /// Records that the committer (the thread that commits periodically) is asleep. Wakes it
-    /// immediately if there is something to commit.
+    /// Called by the committer before it sleeps. Wakes it immediately if there is something to
+    /// commit.
     pub(crate) fn forget_poke(&self) {
-        // ORDERING(poke): AcqRel. Pairs with the swap in `poke`. If `poke` has swapped before this
-        // swap, the [`View`] that is read below shows what there is to commit. If `poke` swaps
-        // later, its swap returns false, and its thread wakes the committer.
+        // ORDERING(poke): AcqRel. If `poke` has swapped before, the [`View`] that is read next
+        // shows its transaction. If `poke` swaps later, it reads false and wakes the committer.
+        // With a weaker ordering both could miss the transaction, and nothing would commit it.
         self.is_poked.swap(false, Ordering::AcqRel);
         let view = self.view();
         let has_work = view.running.has_begun() || view.logged.is_some();
@@ -482,20 +428,19 @@ impl Journal {
         }
     }
 
-    /// Returns a handle for a change that needs space on the host. Otherwise like
-    /// [`Journal::change`].
+    /// Like [`Journal::change`], for a change that needs space on the host.
     ///
     /// # Errors
     /// `ENOSPC` while the host is full; the errors of [`Journal::change`].
     #[inline]
     pub(crate) fn grow(&self) -> Result<Handle<'_>, Errno> {
-        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread that does not yet see that the
-        // host is full may use up its last free space. The commit can still use the reserve, the
-        // space set aside for commits.
+        // ORDERING: Relaxed, for `is_failed` and `is_full`. A thread that misses a store in `fail`
+        // or `renew_reserve` may use up the last space of the host. The commit can still use the
+        // reserve, the space set aside for commits.
         let is_failed = self.is_failed.load(Ordering::Relaxed);
         if !is_failed && !self.is_read_only && self.is_full.load(Ordering::Relaxed) {
-            // Try to allocate the reserve (space for commits on a full host) again, unless `opened`
-            // is locked. In that case a commit may be using that space.
+            // If `opened` is locked, a commit may be using the space of the reserve. Then do not
+            // allocate the reserve again.
             let is_renewed = self.opened.try_lock().is_some_and(|_idle| self.renew_reserve());
             if !is_renewed {
                 return Err(Errno::NOSPC);
@@ -504,34 +449,31 @@ impl Journal {
         self.change()
     }
 
-    /// Reads bytes of the data device.
     pub(crate) fn read_data(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// Writes bytes to the data device. The caller passes the `View` of its handle of the running
-    /// transaction, which no commit freezes meanwhile.
+    /// The caller passes the `View` of its handle, so no commit freezes the transaction meanwhile.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
-        // ORDERING: Relaxed. A commit sees the store below, because it locks the transaction
-        // barrier for writing before it loads `is_data_dirty`. A call of `sync_data` sees it if the
-        // write happened before the call.
+        // ORDERING: Relaxed. A commit locks the transaction barrier for writing before it loads
+        // `is_data_dirty`, so it sees the store of `true`. `sync_data` sees it if the write
+        // happened before its call.
         if !self.is_data_dirty.load(Ordering::Relaxed) {
-            // ORDERING: Relaxed. A commit sees this store because it locks the transaction barrier,
-            // which this thread holds for reading. A call of `sync_data` sees it if the write
-            // happened before the call.
+            // ORDERING: Relaxed. The writing thread holds the transaction barrier for reading. A
+            // commit locks it for writing, so it sees the store. `sync_data` sees it if the write
+            // happened before its call.
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
-            // The write would exceed the maximum size of the file `data`, either that of this
-            // process (`ulimit -f`) or that of the host's file system.
+            // The file `data` would exceed `ulimit -f` or the largest file of the host's file
+            // system.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
             _ => full_or_io(&error),
         })
     }
 
-    /// Returns how many blocks the host has allocated to the data device.
     pub(crate) fn given_blocks(&self) -> Result<u64, Errno> {
         let bytes = self.devices.data.given_bytes().map_err(|_| Errno::IO)?;
         Ok(bytes / BLOCK_BYTES)
@@ -543,29 +485,27 @@ impl Journal {
         self.is_full.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if the reserve (space for commits on a full host) is allocated.
     pub(crate) fn has_reserve(&self) -> bool {
-        // ORDERING: Relaxed. The returned value is only a snapshot.
+        // ORDERING: Relaxed. The returned value is only a snapshot; `renew_reserve` may change it
+        // at any time.
         !self.is_full.load(Ordering::Relaxed)
     }
 
-    /// Allocates the reserve. Returns true on success.
+    /// Returns true on success.
     fn renew_reserve(&self) -> bool {
         let reserved = self.devices.take_reserve();
-        // ORDERING: Relaxed. A thread that does not see this value yet may use up the free space of
-        // the host. A commit can still use the reserve, the space set aside for commits.
+        // ORDERING: Relaxed. A thread whose load in `grow` misses the value may use up the free
+        // space of the host. A commit can still use the reserve, the space set aside for commits.
         self.is_full.store(!reserved, Ordering::Relaxed);
         reserved
     }
 
-    /// Returns the estimated size in bytes of the running transaction's records in memory.
     pub(crate) fn running_bytes(&self) -> u64 {
         self.view().running.bytes()
     }
 
-    /// Fills in the counters of commits.
     pub(crate) fn add_stats(&self, stats: &mut StoreStats) {
-        // ORDERING: Relaxed. Statistics.
+        // ORDERING: Relaxed. Statistics; no data is published through them.
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counts {
             database,
@@ -584,8 +524,8 @@ impl Journal {
         stats.shared_commits = get(shared);
         stats.records = get(records);
         stats.waits = get(waits);
-        // The number of all syncs. Each commit syncs once, either the log or the database.
-        // `data_syncs` counts the syncs of the data device.
+        // Each commit syncs once, either the log or the database. `data_syncs` counts the syncs of
+        // the data device.
         stats.syncs = stats.commits + get(data_syncs);
         let view = self.view();
         stats.running_bytes = view.running.bytes();
@@ -596,8 +536,7 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// Records in the superblock that the log is in use, before the first entry is appended. From
-    /// then on, a mount refuses the store if the log is too short.
+    /// From now on, a mount refuses the store if the log is too short.
     ///
     /// # Errors
     /// The error of a device.
@@ -616,29 +555,29 @@ impl Journal {
             return;
         }
         let mut log = self.log.lock();
-        // Ignore an error. If the superblock still says that the log is in use, the next mount
-        // reads the log and finds it empty.
+        // Without a mark for a closed store, the next mount reads the log and finds it empty. So an
+        // error is ignored.
         if log.is_empty() && log.superblock_with(0) != log.superblock() {
             let _ = self.write_super(log.superblock_with(0));
         }
         log.end();
     }
 
-    /// Makes the store read-only after an operation has failed halfway, so that the running
-    /// transaction never becomes durable.
+    /// Called when an operation has failed halfway: the running transaction must never become
+    /// durable.
     pub(crate) fn abort(&self) {
         self.fail();
     }
 
     fn fail(&self) {
-        // ORDERING: Relaxed. A thread that must not miss the failure holds the mutex of `state`
-        // when it loads `is_failed`, or gets an error from its own sync of the device.
+        // ORDERING: Relaxed. A thread for which the failure matters loads `is_failed` under the
+        // mutex of `state`, or gets an error from its own sync.
         self.is_failed.store(true, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<(), Errno> {
-        // ORDERING: Relaxed. This load may miss that a commit has just failed. A caller for which
-        // that matters has locked `state`, or syncs the device itself.
+        // ORDERING: Relaxed. The load may miss a store in `fail` at the same time. A caller for
+        // which the failure matters has locked `state`, or syncs the device itself.
         if self.is_failed.load(Ordering::Relaxed) { Err(Errno::IO) } else { Ok(()) }
     }
 }

@@ -1,9 +1,9 @@
 //! Deferred de-duplication of attribute sets: it happens just before a commit.
 //!
-//! De-duplicating an attribute set takes a hash, a lookup, a comparison, and updates of shared
-//! counters, which is wasted on a set that is soon replaced. So only an inode's first new set in a
-//! transaction is de-duplicated immediately. The second set queues the inode ([`Deferral`]) and
-//! gets a private block (see `blocks`), which later sets change in place.
+//! De-duplicating an attribute set costs a hash, a lookup and a comparison, which are wasted on a
+//! set that is soon replaced. So only an inode's first new set in a transaction is de-duplicated
+//! immediately. The second set queues the inode ([`Deferral`]) and gets a private block (see
+//! `blocks`), which later sets change in place.
 //!
 //! Before a thread commits, it de-duplicates the queued sets in ascending order of block ids. If a
 //! shared block has the same content, the inode uses that block, and its private block is freed.
@@ -14,8 +14,8 @@
 //! durable (`dirsync`), and those of a transaction with too many records in memory.
 //!
 //! # Invariants
-//! - L.1: an inode with the flag `is_waiting` is in the queue, or the thread in `Deferral::share`
-//!   handles it. A queued inode that leaves memory may be queued a second time when it is read
+//! - L.1: an inode with the flag `is_waiting` is in the queue, or `Deferral::share` is about to
+//!   handle it. A queued inode that leaves memory may be queued a second time when it is read
 //!   again.
 //! - L.2: a block that could be shared but has no hash belongs to an inode that is queued, or that
 //!   was queued before a crash. After a crash, the next change of its attributes de-duplicates
@@ -49,27 +49,22 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// Maximum number of inodes that are queued for de-duplication, as in corewalk's tmpfs. Their
-/// private blocks take at most 16 MiB.
+/// Limits the memory of the private blocks to 16 MiB, as in corewalk's tmpfs.
 const QUEUED_MAX: u64 = 4096;
-/// Number of inodes that `share` handles under one handle of the journal. Since commits wait for
-/// that handle, the number is small.
+/// Number of inodes that `share` handles under one handle of the journal. It is small, because
+/// commits wait for that handle.
 const BATCH: usize = 32;
 
-/// The inodes whose attribute sets are de-duplicated at the next commit.
 pub(crate) struct Late {
     is_on: bool,
     journal: Arc<Journal>,
     table: Arc<InodeTable>,
     blocks: Arc<Blocks>,
     space: Arc<Budget>,
-    /// For each queued inode: the id of its attribute block at the time of queuing, and its inode
-    /// number.
     queued: Deferral<(u64, u64)>,
 }
 
 impl Late {
-    /// Returns an empty queue.
     pub(crate) fn new(
         is_on: bool,
         journal: Arc<Journal>,
@@ -80,8 +75,6 @@ impl Late {
         Late { is_on, journal, table, blocks, space, queued: Deferral::new(QUEUED_MAX) }
     }
 
-    /// Tells whether the new attribute set `set` of an inode is de-duplicated immediately, or the
-    /// inode should be queued.
     pub(crate) fn when(&self, state: &State, set: &[u8], view: &View) -> When {
         if !self.is_on || set.len() as u64 > BLOCK_BYTES {
             return When::AtOnce;
@@ -97,8 +90,7 @@ impl Late {
         if self.queued.defers(change) { When::Late } else { When::AtOnce }
     }
 
-    /// Queues inode `ino` after its attribute set was replaced, if its block is private and could
-    /// be shared. The caller has locked `state`.
+    /// The caller has locked `state`.
     pub(crate) fn note(&self, ino: u64, state: &mut State, view: &View) {
         state.changed_at = view.tid;
         if state.is_waiting || !self.is_on || !self.blocks.is_sharing() {
@@ -112,14 +104,12 @@ impl Late {
         }
     }
 
-    /// Returns the number of queued inodes.
     #[inline]
     pub(crate) fn len(&self) -> u64 {
         self.queued.len()
     }
 
-    /// De-duplicates the attribute sets that were queued before this call. The caller holds no lock
-    /// and no handle of the journal.
+    /// The caller holds no lock and no handle of the journal.
     pub(crate) fn share(&self) {
         self.queued.share(|mut inos| {
             inos.sort_unstable();
@@ -136,7 +126,6 @@ impl Late {
     fn share_one(&self, ino: u64, view: &View) {
         let found = self.table.find(ino);
         let is_in_memory = found.is_some();
-        // A freed inode is `ESTALE`.
         let Ok(inode) = found.map_or_else(|| self.table.get(ino, view), Ok) else { return };
         let mut state = inode.state.write();
         state.is_waiting = false;
@@ -155,8 +144,6 @@ impl Late {
         }
     }
 
-    /// Takes the attribute block out of an inode's state, and reads the block if it is not in
-    /// memory. Returns None if there is no block, or if it cannot be read.
     fn block_of(&self, state: &mut State, view: &View) -> Option<Arc<Block>> {
         match (state.block.take(), state.record.xattr) {
             (_, 0) => None,

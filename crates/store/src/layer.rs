@@ -26,45 +26,35 @@ use corewalk_base::{Mutex, OwnLine, ShardedCounter};
 use crate::alloc::Run;
 use crate::record::{Key, Kind};
 
-/// Number of shards; a power of two.
 const SHARDS: usize = 64;
-/// The layer adds up the sizes of its shards only after one shard has grown by this many bytes.
 const ADD_UP_BYTES: i64 = 64 << 10;
-/// Estimated size of a record without its value, in bytes.
 const RECORD_BYTES: i64 = 96;
 
-/// The new value of a record, or None if the record is removed.
 pub(crate) type Record = Option<Arc<[u8]>>;
 
-/// A record, and whether it is new in its layer (Y.1).
 struct Slot {
     record: Record,
     is_new: bool,
 }
 
-/// The records of one transaction. Analogous to jbd2's `struct transaction_s`.
 pub(crate) struct Layer {
-    /// The records of the transaction, in shards by the first number (`major`) of their keys.
     shards: Box<[OwnLine<Mutex<Shard>>]>,
     bytes: ShardedCounter,
-    /// A layer with more bytes than this is heavy.
     bytes_max: u64,
     is_heavy: AtomicBool,
     has_begun: AtomicBool,
 }
 
-/// One shard of the records. All fields are protected by its mutex.
+/// All fields are protected by its mutex.
 #[derive(Default)]
 struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
     ranges: BTreeMap<Key, Slot>,
     freed: Vec<Run>,
-    /// The number of bytes by which this shard has grown since the layer last computed its size.
     grown: i64,
 }
 
 impl Layer {
-    /// Returns an empty layer that is heavy from `bytes_max` bytes on.
     pub(crate) fn new(bytes_max: u64) -> Layer {
         Layer {
             shards: (0..SHARDS).map(|_| OwnLine::new(Mutex::default())).collect(),
@@ -75,19 +65,17 @@ impl Layer {
         }
     }
 
-    /// Returns the record with this key, or None if the layer has no record with this key.
     pub(crate) fn get(&self, key: &Key) -> Option<Record> {
         let shard = self.shard(key.major).lock();
         shard.get(key).map(|slot| slot.record.clone())
     }
 
-    /// Puts a record in.
     pub(crate) fn put(&self, key: Key, record: Record) {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// Adds a new record (invariant Y.1). The key may be in this transaction, but neither in the
-    /// database nor in an earlier transaction that is still in memory.
+    /// The key of a new record may be in this transaction, but in no earlier one and not in the
+    /// database (invariant Y.1).
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
     }
@@ -96,9 +84,8 @@ impl Layer {
         let mut shard = self.shard(key.major).lock();
         let old = shard.get(&key);
         let old_bytes = old.map_or(0, Slot::bytes);
-        // Keep the flag `is_new` of an earlier change of this record in the same transaction. The
-        // caller's flag may be wrong: if the transaction has removed a record of the database,
-        // setting it again does not make it new.
+        // Keep `is_new` of the first change in this transaction. If a record of the database is
+        // removed and set again, it is not new.
         slot.is_new = old.map_or(slot.is_new, |old| old.is_new);
         let is_nothing = slot.is_new && slot.record.is_none();
         let bytes = if is_nothing { 0 } else { slot.bytes() };
@@ -116,26 +103,22 @@ impl Layer {
             self.bytes.add(bytes - old_bytes);
         }
         if is_due && self.bytes() > self.bytes_max {
-            // ORDERING: Relaxed. The flag is only a hint to commit soon.
+            // ORDERING: Relaxed. The flag is only a hint for `is_heavy` to commit soon.
             self.is_heavy.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Returns true if the transaction should be committed soon, because it has too many records in
-    /// memory.
     #[inline]
     pub(crate) fn is_heavy(&self) -> bool {
-        // ORDERING: Relaxed. The flag is only a hint to commit soon.
+        // ORDERING: Relaxed. The flag, set in `put`, is only a hint to commit soon.
         self.is_heavy.load(Ordering::Relaxed)
     }
 
-    /// Notes blocks that this transaction frees.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = Run>) {
         self.shard(owner).lock().freed.extend(runs);
     }
 
-    /// Returns up to `count_max` records of `kind` whose keys have `major` as their first number.
-    /// They are in ascending order of their second number, `minor`, which begins at `from`.
+    /// Returns the records in ascending order of `minor`, the second number of their key.
     pub(crate) fn collect_from(
         &self,
         kind: Kind,
@@ -149,7 +132,6 @@ impl Layer {
         range.take(count_max).map(|(key, slot)| (key.minor, slot.record.clone())).collect()
     }
 
-    /// Returns all records in the order of their keys.
     pub(crate) fn collect_sorted(&self) -> Vec<(Key, Record)> {
         let mut all = Vec::new();
         self.each(|key, record| all.push((*key, record.clone())));
@@ -157,7 +139,6 @@ impl Layer {
         all
     }
 
-    /// Calls `visit` with all records, in any order.
     pub(crate) fn each(&self, mut visit: impl FnMut(&Key, &Record)) {
         self.each_slot(|key, slot| visit(key, &slot.record));
     }
@@ -170,36 +151,31 @@ impl Layer {
         }
     }
 
-    /// Adds the records of a later transaction, which replace those with the same key.
     pub(crate) fn absorb(&self, later: &Layer) {
         later.each_slot(|key, &Slot { ref record, is_new }| {
             self.put_slot(*key, Slot { record: record.clone(), is_new });
         });
     }
 
-    /// Returns the blocks that this transaction frees, and forgets them.
     pub(crate) fn take_freed(&self) -> Vec<Run> {
         self.shards.iter().flat_map(|shard| std::mem::take(&mut shard.lock().freed)).collect()
     }
 
-    /// Returns the estimated size of the records in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.sum().max(0) as u64
     }
 
-    /// Returns true if an operation has changed a record in this transaction, or is about to.
     pub(crate) fn has_begun(&self) -> bool {
-        // ORDERING: Relaxed. The returned value must cover only changes that happened before this
-        // call, and a Relaxed load sees those.
+        // ORDERING: Relaxed. The value must cover only changes that happened before the call.
+        // `begin` has set the flag before them, so the load sees it.
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Notes that an operation is about to change a record. Returns true for the first such
-    /// operation of this transaction.
+    /// Called before a change of a record. Returns true for the first change of this transaction.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
-        // ORDERING: Relaxed, for load and swap. `has_begun` only wakes the committer. If the
-        // committer misses the new value, it checks again later.
+        // ORDERING: Relaxed, for load and swap. The flag only wakes the committer, which checks it
+        // again later.
         !self.has_begun.load(Ordering::Relaxed) && !self.has_begun.swap(true, Ordering::Relaxed)
     }
 
@@ -250,8 +226,8 @@ mod tests {
         }
     }
 
-    /// Checks that a layer can absorb the removal of a record. If the record is older than both
-    /// layers, the removal must remain. If the earlier layer added it, nothing may remain.
+    /// The removal of a record that is older than both layers must remain. The removal of one that
+    /// the earlier layer added must leave nothing.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

@@ -15,9 +15,9 @@
 //! - I.2: each entry starts on a new block, so no append touches a block of a valid entry.
 //! - I.3: a replay that a crash interrupts can be repeated. [`replay()`] writes one database
 //!   transaction, which gets the next generation.
-//! - I.4: new file data over data that is in the log is logged too, or synced with the next commit
-//!   to the database (guarantee J.6 of `journal`). So a replay writes no older bytes over confirmed
-//!   ones.
+//! - I.4: if file data overwrites data that is in the log, it is logged too, or synced with the
+//!   next commit to the database (guarantee J.6 of `journal`). So a replay writes no older bytes
+//!   over confirmed ones.
 //! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
 //! # End marks
@@ -28,8 +28,8 @@
 //! - If a block of the log is unreadable, a mark of the database's generation proves that no
 //!   confirmed entry is lost.
 //!
-//! A commit does not sync the end marks, since a sync would make the commit take a third longer.
-//! Only closing the store syncs them ([`Log::end`]).
+//! A commit does not sync the end marks, since a sync would make it take a third longer. Only
+//! closing the store syncs them ([`Log::end`]).
 //!
 //! # Length
 //! While the log is in use, the superblock contains its length ([`SuperRecord::log_bytes`]). A
@@ -54,116 +54,96 @@ use crate::record::{Key, SuperRecord};
 
 pub(crate) use replay::{Changes, Contents, look, replay};
 
-/// Entries start at multiples of this, in bytes.
 const BLOCK_BYTES: usize = 4096;
-/// Length of the hash, and of the whole header, in bytes.
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// Maximum number of bytes of an entry. A reader loads a whole entry into memory, so it refuses
-/// longer entries. Commits write entries of less than half this length.
+/// A reader loads a whole entry into memory, so it refuses a longer one. Commits write less than
+/// half as much.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// The entry number of an end mark (a header that says that the log is empty). The end marks are in
-/// the first two blocks of the log.
+/// The entry number of an end mark, which says that the log is empty.
 const END: u64 = u64::MAX;
 const MARKED_BYTES: usize = 2 * BLOCK_BYTES;
-/// The bytes of the log that contain generation and entry number of the second end mark. An end
-/// mark is a header that says that the log is empty.
 const MARK_WORDS: Range<usize> = BLOCK_BYTES + HASH_BYTES..BLOCK_BYTES + 3 * HASH_BYTES;
-/// The kinds of items in a log entry: a record, a removed record, or file data. Each item begins
-/// with its kind.
 const VALUE: u8 = 1;
 const REMOVED: u8 = 2;
 const DATA: u8 = 3;
 
-/// The log of a mounted store, to which entries are appended.
 pub(crate) struct Log {
     device: Arc<dyn Device>,
     secret: Secret,
     superblock: SuperRecord,
-    /// Length in bytes, 0 for a log that takes no entries.
     capacity: u64,
-    /// The offset and the number of the next entry.
     end: u64,
     number: u64,
     buffer: Vec<u8>,
 }
 
 impl Log {
-    /// Returns an empty log with `capacity` bytes. The capacity is 0 if the host fails or has no
-    /// space. Then all transactions go to the database.
+    /// The log gets no capacity if the host fails or has no space. Then all transactions go to the
+    /// database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
-        // Too short for the end marks.
+        // A log without space for both end marks is not used.
         if capacity < MARKED_BYTES as u64 {
             capacity = 0;
         }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
-            // Remove the entries of earlier generations from the log. No mount replays them any
-            // more, so an error does no harm.
+            // No mount replays entries of earlier generations, so an error does no harm.
             let _ = device.set_len(0);
         }
         let secret = Secret::new(superblock.seed);
         Log { device, secret, superblock, capacity, end: 0, number: 0, buffer: Vec::new() }
     }
 
-    /// Returns the length in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Starts an entry. If an earlier entry was started but not appended, discards that entry.
+    /// An earlier entry that was started but not appended is discarded.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);
         Entry { log: self }
     }
 
-    /// Returns true if the log has no valid entry.
     pub(crate) fn is_empty(&self) -> bool {
         (self.end, self.number) == (0, 0)
     }
 
-    /// Returns the superblock of the database.
     pub(crate) fn superblock(&self) -> SuperRecord {
         self.superblock
     }
 
-    /// Returns the same superblock with another `log_bytes`.
     pub(crate) fn superblock_with(&self, log_bytes: u64) -> SuperRecord {
         SuperRecord { log_bytes, ..self.superblock }
     }
 
-    /// Tells the log that the database has a new `superblock`, with the same generation as before.
     pub(crate) fn set_superblock(&mut self, superblock: SuperRecord) {
         self.superblock = superblock;
     }
 
-    /// Returns the superblock for the next commit to the database. Its higher generation makes all
-    /// entries in the log void.
     pub(crate) fn next_superblock(&self) -> SuperRecord {
         SuperRecord { generation: self.superblock.generation + 1, ..self.superblock }
     }
 
-    /// Empties the log after a commit to the database, and starts its next generation. Writes end
-    /// marks, which say that the log is empty. A mount does not depend on them, so errors are
-    /// ignored and they are not synced.
+    /// Starts the next generation after a commit to the database. A mount does not depend on the
+    /// end marks, so errors are ignored and the marks are not synced.
     pub(crate) fn restart(&mut self) {
         self.superblock = self.next_superblock();
         (self.end, self.number) = (0, 0);
         let _ = self.mark();
     }
 
-    /// Makes the end marks, which say that the log is empty, durable. Does nothing if the log has
-    /// entries. Ignores an error, since a mount does not depend on the marks.
+    /// Makes the end marks durable, unless the log has entries. A mount does not depend on them, so
+    /// an error is ignored.
     pub(crate) fn end(&mut self) {
         if self.is_empty() {
             let _ = self.mark().and_then(|()| self.device.sync());
         }
     }
 
-    /// Writes an end mark (a header that says that the log is empty) to each of the first two
-    /// blocks of the log. A mount needs only one of them, so a torn write does no harm.
+    /// Writes both end marks. A mount needs only one of them, so a torn write does no harm.
     fn mark(&mut self) -> io::Result<()> {
         if self.capacity == 0 {
             return Ok(());
@@ -175,8 +155,6 @@ impl Log {
         self.device.write_at(0, &self.buffer)
     }
 
-    /// Fills in the header of the entry in the buffer. `payload` is the length in bytes of the
-    /// records and the file data behind the header.
     fn seal(&mut self, number: u64, payload: usize) {
         let header = [self.superblock.generation, number, payload as u64];
         for (at, word) in header.iter().enumerate() {
@@ -187,7 +165,6 @@ impl Log {
         self.buffer[..HASH_BYTES].copy_from_slice(&hash.to_le_bytes());
     }
 
-    /// Returns the generation in the superblock of the database.
     pub(crate) fn generation(&self) -> u64 {
         self.superblock.generation
     }
@@ -209,23 +186,16 @@ pub(crate) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Adds a record.
     pub(crate) fn put(&mut self, key: &Key, record: &Record) {
         let buffer = &mut self.log.buffer;
         buffer.push(if record.is_some() { VALUE } else { REMOVED });
         buffer.extend_from_slice(&key.to_bytes());
         if let Some(value) = record {
-            // A record is far shorter than 4 GiB.
             buffer.extend_from_slice(&(value.len() as u32).to_le_bytes());
             buffer.extend_from_slice(value);
         }
     }
 
-    /// Adds `len` bytes of file data at the offset `offset` of the data device. `read` reads them
-    /// into a buffer.
-    ///
-    /// # Errors
-    /// The error of `read`.
     pub(crate) fn put_data<E>(
         &mut self,
         offset: u64,
@@ -241,8 +211,7 @@ impl Entry<'_> {
         read(&mut buffer[at..])
     }
 
-    /// Makes the entry durable. Returns its length in bytes, or None if the log has no space for
-    /// it.
+    /// Returns its length in bytes, or None if the log has no space for it.
     ///
     /// # Errors
     /// The error of the device. After it the end of the log is unknown, so the log takes no more
@@ -256,9 +225,8 @@ impl Entry<'_> {
             return Ok(None);
         }
         log.seal(log.number, payload);
-        // The first entry overwrites both end marks (headers that say that the log is empty). Its
-        // file data may by chance equal the second mark. The next mount would then take the log for
-        // empty, and lose the entry.
+        // The file data in the first entry may by chance equal the second end mark. The next mount
+        // would take the log for empty, and lose the entry.
         //
         // Return None, so that the transaction goes to the database instead.
         let words = [log.superblock.generation, END].map(u64::to_le_bytes);
@@ -268,7 +236,6 @@ impl Entry<'_> {
             return Ok(None);
         }
         if log.end == 0 {
-            // Overwrite both end marks (I.5).
             log.buffer.resize(log.buffer.len().max(MARKED_BYTES), 0);
         }
         let at = std::mem::replace(&mut log.end, log.capacity);

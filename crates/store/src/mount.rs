@@ -38,14 +38,12 @@ use crate::log::{self, Changes, Contents};
 use crate::record::{BLOCKS_MAX, Extent, FORMAT_VERSION, Key, Kind, SuperRecord, UsersRecord};
 use crate::store_dir::OpenError;
 
-/// An open database whose writes are buffered.
 pub(crate) struct BufferedDatabase {
     database: Database,
     buffered: Arc<BufferedDevice>,
 }
 
 impl BufferedDatabase {
-    /// Opens a database like [`open_database`], but buffers all its writes.
     pub(crate) fn open(
         devices: &Devices,
         cache_bytes: usize,
@@ -57,17 +55,13 @@ impl BufferedDatabase {
         Ok(BufferedDatabase { database: open_database(&above, cache_bytes)?, buffered })
     }
 
-    /// Returns true if the database contains a store. A new database contains none.
-    ///
-    /// # Errors
-    /// [`OpenError::Damaged`] for a damaged database; the error of the device.
     pub(crate) fn has_store(&self) -> Result<bool, OpenError> {
         let snapshot = self.database.snapshot()?;
         let superblock = snapshot.get(&Key::SUPER).map_err(|errno| refusal(&snapshot, errno))?;
         Ok(superblock.is_some())
     }
 
-    /// Releases the buffered writes. After that, the database writes directly to its device.
+    /// After this call, the database writes directly to its device.
     ///
     /// # Errors
     /// The error of the device.
@@ -77,7 +71,6 @@ impl BufferedDatabase {
     }
 }
 
-/// A store that [`Mount::look`] has checked but not changed.
 pub(crate) struct Mount {
     devices: Devices,
     database: BufferedDatabase,
@@ -87,10 +80,10 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    /// Checks the store on `devices`. `database` is its open database.
+    /// Changes nothing, even if it fails (invariant N.1).
     ///
     /// # Errors
-    /// Any [`OpenError`] of an existing store. After an error nothing has changed (invariant N.1).
+    /// Any [`OpenError`] of an existing store.
     pub(crate) fn look(devices: Devices, database: BufferedDatabase) -> Result<Mount, OpenError> {
         let snapshot = database.database.snapshot()?;
         let superblock = read_super(&snapshot)?;
@@ -99,7 +92,7 @@ impl Mount {
         let found = found.map_err(|errno| refusal(&snapshot, errno))?;
         drop(snapshot);
         let len = devices.data.len()?;
-        // The replay may extend the data device. So extents in the log are compared with the length
+        // The replay may extend the data device, so extents in the log are compared with its length
         // after the replay.
         for (end, is_logged) in [(found.based_end, false), (found.data_end, true)] {
             let expected = end.saturating_mul(BLOCK_BYTES);
@@ -114,10 +107,6 @@ impl Mount {
         Ok(Mount { devices, database, superblock, log, found })
     }
 
-    /// Completes the mount: makes missing files with `make`, and replays the log into the database.
-    ///
-    /// # Errors
-    /// The error of a device.
     pub(crate) fn settle(
         self,
         make: impl FnOnce(Devices) -> std::io::Result<Devices>,
@@ -129,7 +118,7 @@ impl Mount {
     }
 }
 
-/// Opens the database on the device `meta`. Makes a new database if the device is empty.
+/// Makes a new database on an empty device.
 pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Database, OpenError> {
     match is_ours(&*devices.meta)? {
         true => Ok(Database::open(&devices.meta, cache_bytes)?),
@@ -137,12 +126,10 @@ pub(crate) fn open_database(devices: &Devices, cache_bytes: usize) -> Result<Dat
     }
 }
 
-/// Returns the reason to refuse a store after a read of `snapshot` has failed with `errno`.
 pub(crate) fn refusal(snapshot: &Snapshot, errno: Errno) -> OpenError {
     if snapshot.is_damaged() { OpenError::Damaged } else { errno.into() }
 }
 
-/// Returns the superblock of a store whose format version is known.
 pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> {
     let value = snapshot.get(&Key::SUPER).map_err(|errno| refusal(snapshot, errno))?;
     let record = SuperRecord::decode(&value.ok_or(OpenError::Damaged)?);
@@ -153,7 +140,7 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
     }
 }
 
-/// Reads the log of a store with the superblock `found`. Changes nothing.
+/// Changes nothing.
 ///
 /// # Errors
 /// The errors of [`log::look`]; [`OpenError::LogShort`].
@@ -166,19 +153,16 @@ pub(crate) fn look_at_log(devices: &Devices, found: SuperRecord) -> Result<Conte
     }
 }
 
-/// The callback for one record.
 pub(crate) type Visit<'a> = dyn FnMut(Key, &[u8]) -> Result<(), Errno> + 'a;
 
-/// The facts that a mount computes from the records.
 #[derive(Default)]
 pub(crate) struct Scan {
     pub(crate) orphans: Vec<u64>,
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The first block of the data device behind all written extents. The replay of the log may
-    /// extend the device. `based_end` leaves out the extents in the log, so the device must reach
-    /// it even before the replay.
+    /// The end of all written extents. `based_end` leaves out those in the log: before the replay,
+    /// which may extend the device, only `based_end` must fit.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
@@ -186,11 +170,8 @@ pub(crate) struct Scan {
 }
 
 impl Scan {
-    /// The kinds of records that a mount reads.
     pub(crate) const KINDS: [Kind; 4] = [Kind::Orphan, Kind::Inode, Kind::Extent, Kind::XattrUsers];
 
-    /// Computes the fields of `Scan` from the records that the database will have after the replay
-    /// of the log.
     fn of(snapshot: &Snapshot, changes: &Changes) -> Result<Scan, Errno> {
         let mut found = Scan::default();
         each_changed(snapshot, changes, Kind::Orphan, &mut |key, _| {
@@ -233,15 +214,14 @@ impl Scan {
         Ok(found)
     }
 
-    /// Returns a block that is in two extents, if there is one. If one of the extents were freed,
-    /// another file could get the block while the other extent still uses it.
+    /// If one of two overlapping extents were freed, another file could get a block that is still
+    /// in use.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// Adds `blocks` to the count of used blocks. `EIO` if the count exceeds the largest device,
-    /// since some extents must then overlap.
+    /// `EIO` if the count exceeds the largest device, since some extents must then overlap.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;
@@ -249,13 +229,10 @@ impl Scan {
     }
 }
 
-/// Calls `visit` with all records of `kind`, in the order of their keys, until `visit` fails.
 pub(crate) fn each(snapshot: &Snapshot, kind: Kind, visit: &mut Visit<'_>) -> Result<(), Errno> {
     each_changed(snapshot, &Changes::new(), kind, visit)
 }
 
-/// Calls `visit` with all records of `kind` that the database will have after `changes`. The
-/// records come in the order of their keys, until `visit` fails.
 fn each_changed(
     snapshot: &Snapshot,
     changes: &Changes,

@@ -11,9 +11,9 @@
 //! 1. The mutex `turn` of the de-duplication queue (`late`). Then the transaction barrier, which a
 //!    thread has locked for reading while it has a handle of the journal.
 //! 2. The data lock of one file, while no directory is locked.
-//! 3. All directories of the call, for writing, in ascending order of inode number ([`Locks`]).
-//!    These include each directory that is itself moved, removed or replaced. So no entry can be
-//!    made in a directory between the check that it is empty and its removal.
+//! 3. All directories of the call, for writing, in ascending order of inode number ([`Locks`]), and
+//!    each directory that is itself moved, removed or replaced. So no entry can be made in a
+//!    directory between the check that it is empty and its removal.
 //! 4. One inode that is not a directory.
 //! 5. An attribute block. Then the locks of the shards of the block table and of the journal's
 //!    layers. Then the locks of the block allocator.
@@ -41,7 +41,6 @@ use crate::store::Store;
 use crate::xattr;
 
 impl Store {
-    /// Makes an inode and its first name.
     pub(crate) fn make_named(
         &self,
         dir: u64,
@@ -70,7 +69,6 @@ impl Store {
         Ok(attr)
     }
 
-    /// Makes a regular file without a name.
     pub(crate) fn make_unnamed(&self, dir: u64, what: &Make<'_>) -> Result<Attr, Errno> {
         let view = &*self.journal.grow()?;
         let parent = self.table.get(dir, view)?;
@@ -79,7 +77,6 @@ impl Store {
         self.insert_new(what, FileKind::Regular, 0, dir, view)
     }
 
-    /// Removes the name of the inode `node`.
     pub(crate) fn remove_name(&self, dir: u64, name: Name<'_>, node: u64) -> Result<(), Errno> {
         let view = &*self.journal.change()?;
         let hashed = self.hashed(name);
@@ -100,7 +97,6 @@ impl Store {
         self.unlink(&mut locks, &child, view)
     }
 
-    /// Adds another name to the inode `node`.
     pub(crate) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let view = &*self.journal.grow()?;
         let (parent, child) = (self.table.get(dir, view)?, self.table.get(node, view)?);
@@ -135,7 +131,6 @@ impl Store {
         Ok(of_child.attr(node))
     }
 
-    /// Renames as rename(2) and renameat2(2) do.
     pub(crate) fn rename_name(
         &self,
         from: (u64, Name<'_>),
@@ -143,8 +138,8 @@ impl Store {
         mode: RenameMode,
     ) -> Result<(), Errno> {
         let view = &*match mode {
-            // The new name needs space before the commit frees the space of the old name. So refuse
-            // the rename if the host is full.
+            // The new name needs space before the commit frees the space of the old name, so a full
+            // host refuses the rename.
             RenameMode::Replace | RenameMode::NoReplace => self.journal.grow()?,
             RenameMode::Exchange => self.journal.change()?,
         };
@@ -200,15 +195,12 @@ impl Store {
         Hashed::new(name, &self.secret)
     }
 
-    /// Returns the inode of a directory entry. `EIO` if inode and entry have different file types.
     fn linked(&self, link: Link, view: &View) -> Result<Arc<Inode>, Errno> {
         let inode = self.table.get(link.ino, view)?;
         check_kind(&inode, link)?;
         Ok(inode)
     }
 
-    /// Makes an inode with `nlink` links in the directory `dir`, and charges the inode budget.
-    /// Returns its attributes.
     fn insert_new(
         &self,
         what: &Make<'_>,
@@ -253,8 +245,8 @@ impl Store {
             let changed = self.change_set(inode.ino, &mut state, &set, view);
             changed.inspect_err(|_| self.inodes.give_back(1))?;
         }
-        // `save_links` removes the orphan record of an inode that gets its first link. A new inode
-        // has no such record, so pass true as `had_links`.
+        // A new inode has no orphan record that `save_links` would have to remove, so pass true as
+        // `had_links`.
         inode.save_links(&state, true, view);
         let attr = state.attr(inode.ino);
         drop(state);
@@ -262,8 +254,7 @@ impl Store {
         Ok(attr)
     }
 
-    /// Removes a link from an inode. The link count of a directory becomes 0, since a directory has
-    /// only one name.
+    /// A directory has only one name, so its link count becomes 0.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -280,8 +271,6 @@ impl Store {
         Ok(())
     }
 
-    /// Saves a directory whose entries have changed. `counted` is the record of that directory with
-    /// the new counts of entries and links.
     fn change_directory(
         &self,
         locks: &mut Locks<'_>,
@@ -298,10 +287,8 @@ impl Store {
     }
 }
 
-/// A number of entries, and the number of directories among them.
 type Entries = (u64, u32);
 
-/// A rename in progress, and the locks that it holds.
 struct Rename<'a, 'b> {
     store: &'a Store,
     view: &'a View,
@@ -312,7 +299,6 @@ struct Rename<'a, 'b> {
 }
 
 impl Rename<'_, '_> {
-    /// Renames to a name that does not exist yet.
     fn move_to_free_name(&mut self) -> Result<(), Errno> {
         self.check_loop()?;
         self.locks.state(self.new.0.ino)?.check_alive()?;
@@ -324,7 +310,6 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Renames to a name that exists, and unlinks its inode, `victim`.
     fn replace(&mut self, victim: Link) -> Result<(), Errno> {
         self.check_loop()?;
         match (self.moved.kind, victim.kind) {
@@ -346,8 +331,6 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Exchanges the inodes of the two names of a rename. `other` is the inode of the new name
-    /// before the exchange.
     fn exchange(&mut self, other: Link) -> Result<(), Errno> {
         self.check_loop()?;
         if other.ino == self.old.0.ino {
@@ -364,13 +347,11 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// Ends a rename. `rest` is the result of the steps after the change of the names. If `rest` is
-    /// an error, aborts the journal, so that half a rename never becomes durable.
+    /// After an error in `rest`, aborts the journal: half a rename must never become durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
 
-    /// Refuses to move a directory into itself: `EINVAL`.
     fn check_loop(&self) -> Result<(), Errno> {
         if self.moved.ino == self.new.0.ino { Err(Errno::INVAL) } else { Ok(()) }
     }
@@ -379,14 +360,12 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Makes the new name of a rename refer to the moved inode. Makes the old name refer to
-    /// `other`, or removes it if `other` is None. Fails only before the first change.
+    /// Removes the old name if `other` is None. An error comes only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
-        // Both names may be in the same record. Then `new.set` has replaced that record, and `old`
-        // is outdated. So read the record again, or the change of the old name would undo that of
-        // the new one.
+        // Both names may be in the same record, which `new.set` has replaced. So read it again, or
+        // the change of the old name would undo that of the new one.
         let old = if old.is_beside(&new) { self.name_record(self.old)? } else { old };
         match other {
             Some(other) => old.set(other, self.view),
@@ -401,10 +380,6 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
-    /// Returns the inode records of the new and the old directory with new counts of entries and
-    /// links. `of_new` and `of_old` tell which entries each directory gains and loses.
-    ///
-    /// # Errors
     /// `EIO` if a count is too small, `EMLINK` if a count overflows.
     fn count(
         &mut self,
@@ -419,8 +394,7 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// Saves the records of the new and the old directory of a rename. If both are the same
-    /// directory, the second record is the right one, and is saved last.
+    /// If both directories are the same, the second record is the right one, so it is saved last.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -429,8 +403,7 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Saves the record of `inode`, which a rename has moved to the directory `dir`, with a new
-    /// change time. The record of a moved directory also gets the new parent.
+    /// A moved directory also gets a new parent.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -448,14 +421,9 @@ impl Rename<'_, '_> {
     }
 }
 
-/// The locks of up to four directories, kept without an allocation.
 struct Locks<'a>([Option<(u64, RwLockWriteGuard<'a, State>)>; 4]);
 
 impl<'a> Locks<'a> {
-    /// Locks directories, some of which may be the same.
-    ///
-    /// # Errors
-    /// `ENOTDIR` if an inode is not a directory; `ESTALE` if it was freed.
     fn new<const N: usize>(wanted: [Option<&'a Arc<Inode>>; N]) -> Result<Locks<'a>, Errno> {
         let mut order: [Option<&'a Arc<Inode>>; 4] = [None; 4];
         order[..N].copy_from_slice(&wanted);
@@ -472,33 +440,29 @@ impl<'a> Locks<'a> {
         Ok(locks)
     }
 
-    /// Returns the locked state of the directory `ino`. `ESTALE` if the directory is not among
-    /// those that [`Locks::new`] has locked.
+    /// `ESTALE` if [`Locks::new`] has not locked the directory.
     fn state(&mut self, ino: u64) -> Result<&mut State, Errno> {
         let mut all = self.0.iter_mut().flatten();
         all.find(|(at, _)| *at == ino).map(|(_, state)| &mut **state).ok_or(Errno::STALE)
     }
 }
 
-/// Locks a directory. `ENOTDIR` for another kind.
+/// `ENOTDIR` for another kind.
 fn write_directory(inode: &Inode) -> Result<RwLockWriteGuard<'_, State>, Errno> {
     check_directory(inode)?;
     Ok(inode.state.write())
 }
 
-/// Checks that an inode is a directory: `ENOTDIR`.
 pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
     if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
 }
 
-/// Returns `EIO` if an inode has another file type than its directory entry. A call locks an inode
-/// as a directory only if the entry says that it is one.
+/// Returns `EIO` if an inode has another file type than its directory entry. A call locks
+/// directories by the type in the entry, so a damaged entry must not get further.
 fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }
 
-/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, because
-/// of its entry `..`, and otherwise 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }
@@ -508,8 +472,6 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// Makes two names with the same hash for the inodes `before`. Then `rename` renames the first
-    /// name to the second. Returns the inodes of the two names afterwards.
     fn rename_in_one_record(
         store: &Store,
         before: [Option<Link>; 2],
@@ -536,8 +498,7 @@ mod tests {
         names.map(|name| name_record(name, &mut locks).link())
     }
 
-    /// Checks a rename whose two names are in the same record. The change of the old name must not
-    /// undo that of the new one.
+    /// In a rename within one record, the change of the old name must not undo that of the new one.
     #[test]
     fn rename_within_one_record_is_whole() {
         let path = std::env::temp_dir().join(format!("names-{}", std::process::id()));

@@ -8,8 +8,8 @@
 //! below. That device is never written, so its file may be open for reading only.
 //!
 //! # Invariants
-//! - V.1: if an overlay is truncated and extended again, the new bytes are zeros. So it shows no
-//!   byte of the device below behind its smallest length.
+//! - V.1: if an overlay is truncated and extended again, the new bytes are zeros. The bytes of the
+//!   device below do not come back.
 //! - V.2: an overlay reads only two kinds of bytes from the device below: those that its caller
 //!   reads, and the rest of a block that its caller writes in part.
 //!
@@ -30,8 +30,8 @@ use crate::device::Device;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// A device that shows the content of `below` and keeps its own changes in memory. Without `below`
-/// it is empty at first.
+/// A device that keeps all changes of the device `below` in memory. Without `below`, it is empty at
+/// first.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     below: Option<Arc<dyn Device>>,
@@ -39,29 +39,23 @@ pub(crate) struct Overlay {
     written: Mutex<Written>,
 }
 
-/// The changes. All fields are protected by `Overlay::written`.
 #[derive(Debug, Default)]
 struct Written {
     len: u64,
-    /// The number of bytes of the device below that the overlay may show (invariant V.1). A
-    /// truncation lowers it, and an extension does not raise it again, because truncated bytes must
-    /// not come back.
+    /// Number of bytes of the device below that may be shown. A truncation lowers it for ever,
+    /// because truncated bytes must not come back (invariant V.1).
     shown: u64,
     blocks: HashMap<u64, Vec<u8>>,
 }
 
 impl Overlay {
-    /// Returns a device with the content of `below`, or an empty device if `below` is None.
-    ///
-    /// # Errors
-    /// The error of the device below if its length cannot be read.
     pub(crate) fn new(below: Option<Arc<dyn Device>>) -> io::Result<Overlay> {
         let len = below.as_ref().map_or(Ok(0), |below| below.len())?;
         let written = Mutex::new(Written { len, shown: len, ..Written::default() });
         Ok(Overlay { below, written })
     }
 
-    /// Reads at `offset` into `out`. The range must be within one block.
+    /// The range must be within one block.
     fn read_piece(&self, written: &Written, offset: u64, out: &mut [u8]) -> io::Result<()> {
         if let Some(block) = written.blocks.get(&(offset / BLOCK_BYTES)) {
             let at = (offset % BLOCK_BYTES) as usize;
@@ -78,8 +72,6 @@ impl Overlay {
     }
 }
 
-/// Splits a range so that each piece lies within one block. Returns the offset and the length of
-/// each piece.
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + len as u64;
     let first = (offset < end).then_some(offset);
@@ -102,8 +94,6 @@ impl Device for Overlay {
             && let Some(below) = &self.below
             && !pieces(offset, buf.len()).any(is_written)
         {
-            // No block of this range was written to the overlay, so read the whole range from the
-            // device below.
             return below.read_at(offset, buf);
         }
         let mut rest = buf;
@@ -171,7 +161,6 @@ mod tests {
         assert_eq!(overlay.len().unwrap(), 9);
     }
 
-    /// Checks that an overlay behaves like a vector of bytes, and does not change the device below.
     #[test]
     fn overlay_is_as_a_copy_and_what_is_below_stays() {
         for seed in 0..20 {

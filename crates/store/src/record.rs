@@ -18,33 +18,26 @@
 
 use corewalk::{Errno, FileKind, Timespec};
 
-/// The first bytes of the superblock.
 const MAGIC: [u8; 8] = *b"corewlk\0";
-/// The format version that this program reads and writes.
 pub(crate) const FORMAT_VERSION: u32 = 2;
-/// Length of a key in bytes.
 pub(crate) const KEY_BYTES: usize = 17;
-/// Length of an inode record without the target of a symbolic link, in bytes.
 const INODE_BYTES: usize = 108;
-/// Length of an entry without its name, in bytes.
 const ENTRY_BYTES: usize = 11;
-/// Maximum number of names in a directory that have the same hash. A cookie has 4 bits that tell
-/// them apart.
+/// Maximum number of names in a directory that have the same hash: a cookie has 4 bits to tell them
+/// apart.
 pub(crate) const SLOTS: u8 = 16;
 /// The flag of an inode that was made without a name (`O_TMPFILE`) and may still get one.
 const LINKABLE: u32 = 1;
-/// Flag of an inode with an access ACL.
+/// The inode has an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// The maximum of inode numbers, ids of attribute blocks, and generations. No store ever reaches it
-/// by counting from 1. A larger number in a record is damage: the next number after it might wrap
-/// around to one in use.
+/// No store reaches this limit of inode numbers, block ids and generations by counting. A larger
+/// number in a record is damage: the next number might wrap around to one in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Maximum number of entries of a directory, so that its size in stat(2) cannot overflow.
 const ENTRIES_MAX: u64 = 1 << 56;
 
-/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -57,7 +50,6 @@ pub(crate) enum Kind {
     Xattr,
 }
 
-/// The key of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     pub(crate) kind: Kind,
@@ -68,27 +60,21 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) const SUPER: Key = Key { kind: Kind::Super, major: 0, minor: 0 };
 
-    /// Returns the key of the only record of the kind `kind` for the inode or block `major`.
-    /// `minor` is 0.
     #[inline]
     pub(crate) fn of(kind: Kind, major: u64) -> Key {
         Key { kind, major, minor: 0 }
     }
 
-    /// Returns the key of one of several records with the same `major`. For example, an inode has
-    /// one record per extent, and `minor` distinguishes them.
     #[inline]
     pub(crate) fn at(kind: Kind, major: u64, minor: u64) -> Key {
         Key { kind, major, minor }
     }
 
-    /// Returns `EIO` unless `major` is a valid number and `minor` is 0.
     pub(crate) fn check_number(self) -> Result<(), Errno> {
         let is_sound = (1..=NUMBER_MAX).contains(&self.major) && self.minor == 0;
         if is_sound { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Returns the encoded key.
     pub(crate) fn to_bytes(self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
         bytes[0] = self.kind as u8;
@@ -97,7 +83,6 @@ impl Key {
         bytes
     }
 
-    /// Decodes a key, or returns None for an unknown kind.
     pub(crate) fn from_bytes(bytes: &[u8; KEY_BYTES]) -> Option<Key> {
         use Kind::*;
         let kinds = [Super, Orphan, Inode, Name, Extent, XattrUsers, Xattr];
@@ -109,15 +94,14 @@ impl Key {
     }
 }
 
-/// The superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SuperRecord {
     pub(crate) version: u32,
     pub(crate) seed: u64,
-    /// The generation of the valid entries of the log. Entries of earlier generations are void.
+    /// Entries of earlier generations are void.
     pub(crate) generation: u64,
-    /// The length in bytes that the log had when it was last in use. If the log is shorter now, it
-    /// may have lost entries. 0 if the store was closed or has no log.
+    /// Length in bytes of the log in use, or 0. If the log is shorter than that, it may have lost
+    /// entries.
     pub(crate) log_bytes: u64,
 }
 
@@ -128,8 +112,6 @@ impl SuperRecord {
         [&MAGIC[..], &version, &seed, &generation, &log].concat()
     }
 
-    /// Decodes the superblock. If the version is unknown, all other fields are 0. `EIO` for an
-    /// invalid superblock.
     pub(crate) fn decode(bytes: &[u8]) -> Result<SuperRecord, Errno> {
         let mut fields = Fields(bytes);
         if fields.take::<8>()? != MAGIC {
@@ -149,7 +131,6 @@ impl SuperRecord {
     }
 }
 
-/// The stored attributes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InodeRecord {
     pub(crate) mode: u32,
@@ -157,29 +138,24 @@ pub(crate) struct InodeRecord {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
-    /// The length of a file or of the target of a symbolic link, or the number of entries of a
-    /// directory.
+    /// Length of a file or of a symbolic link's target, or number of entries of a directory.
     pub(crate) size: u64,
-    /// Allocated blocks of 4096 bytes.
     pub(crate) blocks: u64,
-    /// The id of the attribute block; 0 for none.
+    /// Id of the attribute block; 0 for none.
     pub(crate) xattr: u64,
     pub(crate) atime: Timespec,
     pub(crate) mtime: Timespec,
     pub(crate) ctime: Timespec,
     pub(crate) btime: Timespec,
-    /// The inode number of a directory's parent. It is 0 for the root, for non-directories, and in
-    /// records of older builds.
+    /// Inode number of a directory's parent. It is 0 for the root, for other files, and in records
+    /// of older builds.
     pub(crate) parent: u64,
-    /// True for a file that was made with `O_TMPFILE` and has no name yet, but may get one by
-    /// link(2).
+    /// True for a file of `O_TMPFILE` without a name, which link(2) may give one.
     pub(crate) is_linkable: bool,
-    /// True if the attribute set has an access ACL.
     pub(crate) has_acl: bool,
 }
 
 impl InodeRecord {
-    /// Appends the encoded inode and after it `target`.
     pub(crate) fn encode(&self, target: &[u8], out: &mut Vec<u8>) {
         out.reserve(INODE_BYTES + target.len());
         for word in [self.mode, self.nlink, self.uid, self.gid] {
@@ -195,13 +171,11 @@ impl InodeRecord {
         let linkable = if self.is_linkable { LINKABLE } else { 0 };
         let acl = if self.has_acl { HAS_ACL } else { 0 };
         out.extend_from_slice(&(linkable | acl).to_le_bytes());
-        // Older builds write 0 in place of `parent`, and ignore it when they read the record.
+        // Older builds write 0 here, and ignore it when they read the record.
         out.extend_from_slice(&self.parent.to_le_bytes());
         out.extend_from_slice(target);
     }
 
-    /// Decodes an inode record. Returns the inode and the target of a symbolic link. `EIO` if the
-    /// record is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Result<(InodeRecord, &[u8]), Errno> {
         let mut fields = Fields(bytes);
         let [mode, nlink, uid, gid] = [(); 4].map(|()| fields.u32());
@@ -236,8 +210,8 @@ impl InodeRecord {
         Ok((record, fields.0))
     }
 
-    /// Updates the size and the link count of a directory. `got` and `lost` are the entries gained
-    /// and lost, each with the number of directories among them.
+    /// `got` and `lost` are the entries gained and lost, each with the number of directories among
+    /// them.
     ///
     /// # Errors
     /// `EIO` if the directory would lose more entries or subdirectories than it has. `EMLINK` if
@@ -256,10 +230,8 @@ impl InodeRecord {
     }
 }
 
-/// One entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry<'a> {
-    /// The slot number of the entry. Entries with the same hash have different slot numbers.
     pub(crate) slot: u8,
     pub(crate) kind: FileKind,
     pub(crate) ino: u64,
@@ -267,7 +239,6 @@ pub(crate) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Appends the encoded entry to the record of its hash.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(ENTRY_BYTES + self.name.len());
         // The casts lose no bits: a name has at most 255 bytes, and a file type four bits.
@@ -278,8 +249,7 @@ impl Entry<'_> {
     }
 }
 
-/// Iterates over the entries of one record, in the order of their slot numbers. Their names have
-/// the same hash. Ends with `EIO` at an invalid entry.
+/// Ends with `EIO` at an invalid entry.
 pub(crate) struct Entries<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -313,17 +283,14 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// Maximum number of blocks of a device. On a larger device, sums of block numbers could overflow.
+/// On a larger device, sums of block numbers could overflow.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
-/// A run of blocks of a file that are adjacent on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// The first block on the device.
     pub(crate) physical: u64,
-    /// The number of blocks.
     pub(crate) len: u64,
-    /// False for reserved blocks, which read as zeros until they are written.
+    /// False for reserved blocks, which read as zeros.
     pub(crate) is_written: bool,
 }
 
@@ -344,32 +311,25 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// Returns the first logical block (block of the file) behind the extent. `logical` is the
-    /// first logical block of the extent.
-    ///
-    /// # Errors
-    /// `EIO` if the block number is too large. The limit is above the largest file size, since
-    /// reserved blocks may be behind the end of a file, and an insertion moves them even farther.
+    /// `EIO` if the number is too large. The limit is above the largest file size, since reserved
+    /// blocks may lie behind the end, and an insertion moves them even farther.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)
     }
 
-    /// Returns the first device block behind the extent, or 0 if the extent is not written.
     pub(crate) fn written_end(self) -> u64 {
         if self.is_written { self.physical + self.len } else { 0 }
     }
 }
 
-/// The `hash` of a private attribute block, whose content is not hashed.
+/// The `hash` of a private attribute block.
 pub(crate) const UNHASHED: u64 = 0;
 
-/// The record of an attribute block: its hash, its number of users and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UsersRecord {
     pub(crate) hash: u64,
     pub(crate) users: u32,
-    /// Length of the content in bytes.
     pub(crate) len: u32,
 }
 
@@ -389,7 +349,7 @@ impl UsersRecord {
     }
 }
 
-/// Decodes bytes field by field. `EIO` if they end too early.
+/// `EIO` if they end too early.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {
@@ -432,7 +392,6 @@ mod tests {
             times in [time(), time(), time(), time()], flags in any::<[bool; 2]>(),
         ) -> InodeRecord {
             let ([nlink, uid, gid], [rdev, size, blocks, xattr, parent]) = (words, numbers);
-            // Choose a size and a count of blocks that `decode` accepts.
             let (size, blocks) = (size >> 1, blocks % BLOCKS_MAX);
             let [atime, mtime, ctime, btime] = times;
             let [is_linkable, has_acl] = flags;

@@ -161,8 +161,7 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // `corewalk-mbcache` treats all numbers of users alike, except those at the maximum or just
-        // below it. So tell it only these.
+        // `corewalk-mbcache` only needs numbers of users that are near the maximum.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -173,8 +172,8 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn wait(&self, key: u64, block: u64) {
-        // If no thread uses the pair any more, `delete_or_get` removes it. That does no harm: if
-        // the caller keeps the block after all, it inserts the pair again.
+        // If no thread uses the pair any more, `delete_or_get` removes it. A caller that keeps the
+        // block inserts the pair again.
         if let Some(busy) = self.0.delete_or_get(key, block) {
             busy.wait();
         }
@@ -229,14 +228,12 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index, with counters and with checks of the rules H.4 and H.5 of [`ShareIndex`].
-    /// Each mutex protects the value inside it.
+    /// The default index with checks of the rules H.4 and H.5. Each mutex protects the value inside
+    /// it.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
-        /// The block that each thread is about to leave.
         leaving: Mutex<HashMap<thread::ThreadId, u64>>,
-        /// The blocks that were inserted.
         known: Mutex<HashSet<u64>>,
         broken: Mutex<Vec<&'static str>>,
     }
@@ -249,8 +246,6 @@ mod tests {
             Arc::new(Watched { index, looks, leaving, known, broken })
         }
 
-        /// Returns the attribute block from which this thread is about to remove a user (an inode),
-        /// if there is one.
         fn leaving(&self) -> Option<u64> {
             self.leaving.lock().get(&thread::current().id()).copied()
         }
@@ -311,7 +306,6 @@ mod tests {
         }
     }
 
-    /// A directory that is removed on drop.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -342,8 +336,7 @@ mod tests {
         store.setxattr(file, b"user.a", value, XattrMode::Set).unwrap();
     }
 
-    /// Returns another attribute value for each `number`. The values differ only in bytes that the
-    /// hash does not sample, so all of them have the same hash.
+    /// The values differ only in bytes that the hash does not sample, so all have the same hash.
     fn value(number: usize) -> Vec<u8> {
         let mut value = vec![7; 4000];
         value[200..208].copy_from_slice(&number.to_le_bytes());
@@ -351,8 +344,6 @@ mod tests {
     }
 
     const CONTENTS: usize = 200;
-    /// Maximum number of block comparisons for one content: at most four blocks for each of its two
-    /// index keys.
     const LOOKS_MAX: u64 = 2 * 4;
 
     #[test]
@@ -370,8 +361,7 @@ mod tests {
         assert_eq!((stats.xattr_blocks, stats.xattr_users), (200, 400));
         drop(store);
 
-        // After a remount, a block enters the index when it is first read. A search must still
-        // compare at most `LOOKS_MAX` blocks with a content.
+        // After a remount, a block enters the index when it is first read.
         let share = Watched::new();
         let store = folder.open(&share);
         for (number, file) in files.iter().enumerate() {
@@ -410,7 +400,6 @@ mod tests {
                     for step in 0..2_000 {
                         let file = files[(step * (worker + 1)) % files.len()];
                         match step % 7 {
-                            // Ignore an error, since another thread may have removed the attribute.
                             0 => drop(store.removexattr(file, b"user.a")),
                             _ => set(store, file, &[(step / 3 % 3) as u8; 300]),
                         }
@@ -429,8 +418,8 @@ mod tests {
         assert!(broken.is_empty(), "{broken:?}");
     }
 
-    /// Rule H.5: checks that the store inserts a block into the index before it calls `note_users`
-    /// for the block. One thread reads the block from disk while another removes a user of it.
+    /// Rule H.5: a thread that removes a user may meet a thread that reads the same block from
+    /// disk. The index must have the block before its users are counted.
     #[test]
     fn blocks_that_are_read_are_entered_before_their_users_are_counted() {
         const PAIRS: usize = 300;
@@ -450,10 +439,11 @@ mod tests {
         let store = folder.open(&share);
         let arrived = [(); PAIRS].map(|()| AtomicU64::new(0));
         let meet = |n: usize| {
-            // ORDERING: Relaxed. The counter only makes both threads start at the same moment. It
-            // orders no data.
+            // ORDERING: Relaxed. The counter only makes both threads start at the same moment; no
+            // data is published through it.
             arrived[n].fetch_add(1, Ordering::Relaxed);
-            // ORDERING: Relaxed. The counter only makes both threads start at the same moment.
+            // ORDERING: Relaxed. The counter only makes both threads start at the same moment; no
+            // data is published through it.
             while arrived[n].load(Ordering::Relaxed) < 2 {
                 thread::yield_now();
             }
@@ -478,8 +468,6 @@ mod tests {
         assert!(broken.is_empty(), "{} times: {:?}", broken.len(), broken.first());
     }
 
-    /// Checks that attribute sets of 120 kB are shared, and that sets longer than 128 KiB get their
-    /// own blocks.
     #[test]
     fn sets_of_more_than_128_kib_are_not_shared() {
         let folder = Folder::new("long");
@@ -496,8 +484,7 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // This attribute set is too long to be shared. When it becomes short enough, it must be
-        // shared.
+        // A set that becomes short enough must be shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

@@ -32,11 +32,8 @@ use crate::share::{MbcacheIndex, ShareIndex};
 use crate::store_dir::{OpenError, StoreDir};
 use crate::xattr;
 
-/// The inode number of the root directory.
 pub(crate) const ROOT_INO: u64 = 1;
-/// Interval at which the committer checks whether the running transaction has become too large.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Memory of the de-duplication index of attribute sets, in bytes.
 const INDEX_BYTES: u64 = 4 << 20;
 
 /// The options of a mount.
@@ -93,12 +90,11 @@ pub struct StoreOptions {
 }
 
 impl Default for StoreOptions {
-    /// Returns the default options:
-    /// - Size and inodes are not limited. The root directory belongs to user 0 and has mode 755.
+    /// By default, the size and the number of inodes are not limited, and a missing store is made.
+    /// The root directory belongs to user 0 and has mode 755. The mount uses `relatime`.
     /// - A commit comes every 5 seconds, as in ext4. A transaction has up to 32 MiB, the log has 16
     ///   MiB, and the database has a cache of 64 MiB. De-duplication is deferred to the next
     ///   commit.
-    /// - The mount is read-write, uses `relatime`, and makes a store if there is none.
     fn default() -> StoreOptions {
         StoreOptions {
             size_bytes: None,
@@ -139,7 +135,6 @@ impl StoreOptions {
         with_sharing_late: is_sharing_late = bool;
     }
 
-    /// Returns true if the mount may make a new store.
     fn may_make(&self) -> bool {
         self.is_made && !self.is_read_only
     }
@@ -248,7 +243,7 @@ pub struct Store {
     pub(crate) journal: Arc<Journal>,
     next_ino: AtomicU64,
     flusher: Option<thread::JoinHandle<()>>,
-    /// The locked directory of the store. None for a store that was opened on [`Devices`].
+    /// The locked directory; None for a store on [`Devices`].
     pub(crate) store_dir: Option<StoreDir>,
     pub(crate) atime: AtimePolicy,
     pub(crate) is_dirsync: bool,
@@ -284,7 +279,6 @@ impl Store {
             })?,
         };
         let devices = store_dir.devices()?;
-        // `StoreDir` has made the database or has found one.
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         let mount = Mount::look(devices, database)?;
         let mut store = Store::open_with(mount, options, |devices| store_dir.make_lost(devices))?;
@@ -323,8 +317,6 @@ impl Store {
         }
         let database = BufferedDatabase::open(&devices, options.cache_bytes)?;
         if !database.has_store()? {
-            // The database is empty. If `data` or `log` is not empty, its content belongs to a
-            // store whose database is lost, so make no new store.
             if !devices.data.is_empty()? || !devices.log.is_empty()? {
                 return Err(OpenError::Damaged);
             }
@@ -333,8 +325,7 @@ impl Store {
         Store::open_with(Mount::look(devices, database)?, options, Ok)
     }
 
-    /// Opens a store whose files a mount has checked without changing them. `make` is called to
-    /// make the missing files.
+    /// `make` makes the missing files.
     fn open_with(
         mount: Mount,
         options: &StoreOptions,
@@ -347,16 +338,12 @@ impl Store {
                 Arc::new(MbcacheIndex::new(budget)?)
             }
         };
-        // Only here the mount begins to change the store.
+        // From here on, the mount changes the store.
         let (database, devices, superblock, found) = mount.settle(make)?;
-        // Allocate the reserve (space for commits on a full host) first, because files cannot grow
-        // without it. Without the log, only fsync is slower.
         let has_reserve = devices.take_reserve() || {
             let _ = devices.log.set_len(0);
             devices.take_reserve()
         };
-        // Without the reserve (space for commits on a full host), use no log: commits need the
-        // space that it would take.
         let log_bytes = if has_reserve { options.log_bytes } else { 0 };
         let log = Log::new(devices.log.clone(), superblock, log_bytes);
         let secret = Secret::new(superblock.seed);
@@ -460,19 +447,18 @@ impl Store {
         stats
     }
 
-    /// Returns an unused inode number. `ENOSPC` once all numbers that a mount accepts are used.
+    /// `ENOSPC` once all numbers that a mount accepts are used.
     pub(crate) fn draw_ino(&self) -> Result<u64, Errno> {
         // ORDERING: Relaxed. The atomic addition alone gives different numbers to two threads.
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
-    /// Calls `change`. If the block budget refuses the change while attribute sets are queued for
-    /// de-duplication, de-duplicates them and calls `change` once more. The caller holds no lock
-    /// and no handle of the journal.
+    /// If there is no space, private attribute blocks are freed by de-duplication, and `change` is
+    /// called again. The caller holds no lock and no handle of the journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
-        // Another thread may empty the de-duplication queue during `change`, which frees blocks
-        // too. So read its length before and after that.
+        // Another thread may empty the de-duplication queue during `change`, which also frees
+        // blocks. So read the length of the queue before.
         let (refusals, waited) = (self.space.refusals(), self.late.len());
         match change() {
             Err(Errno::NOSPC)
@@ -485,13 +471,11 @@ impl Store {
         }
     }
 
-    /// Returns the context for a change of the data of inode `ino`.
     pub(crate) fn file_tx<'a>(&'a self, ino: u64, view: &'a View) -> FileTx<'a> {
         FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
 
-    /// Returns the inode of `node`. Reads the inode if it is not in memory. The caller holds no
-    /// handle of the journal.
+    /// The caller holds no handle of the journal.
     pub(crate) fn inode(&self, node: Node<'_>) -> Result<Arc<Inode>, Errno> {
         match self.table.find(node.ino()) {
             Some(inode) => Ok(inode),
@@ -499,7 +483,6 @@ impl Store {
         }
     }
 
-    /// Returns the attribute set of an inode, which is empty for an inode without attributes.
     pub(crate) fn set_of(&self, state: &State, view: &View) -> Result<Arc<[u8]>, Errno> {
         match (&state.block, state.record.xattr) {
             (_, 0) => Ok(Arc::default()),
@@ -508,7 +491,6 @@ impl Store {
         }
     }
 
-    /// Loads the attribute block of an inode, if it has one. `EIO` if the block cannot be read.
     pub(crate) fn load_block(&self, state: &mut State, view: &View) -> Result<(), Errno> {
         if state.block.is_none() && state.record.xattr != 0 {
             state.block = Some(self.blocks.get(state.record.xattr, view)?);
@@ -516,10 +498,6 @@ impl Store {
         Ok(())
     }
 
-    /// Replaces the attribute set of inode `ino`. The caller then saves the record of the inode.
-    ///
-    /// # Errors
-    /// `ENOSPC` or `EIO`. Nothing has changed in that case.
     pub(crate) fn change_set(
         &self,
         ino: u64,
@@ -543,7 +521,6 @@ impl Store {
             (Some(own), false) if **own.content() == *set => Some(own),
             (Some(mut own), false) => {
                 let done = self.blocks.replace(&mut own, set, when, view, &self.space);
-                // After a failure the inode keeps its old block.
                 state.block = Some(own);
                 done?;
                 self.late.note(ino, state, view);
@@ -557,14 +534,13 @@ impl Store {
         Ok(())
     }
 
-    /// Frees an inode without links. An inode with links only leaves memory.
+    /// An inode with links only leaves memory, and one without links is freed.
     pub(crate) fn forget_inode(&self, ino: u64) {
         let Some(inode) = self.table.find(ino).or_else(|| self.orphan(ino)) else { return };
         if inode.state.read().record.nlink > 0 {
             return self.table.release(inode);
         }
-        // If the journal refuses changes, the orphan record stays, and the next mount frees the
-        // inode.
+        // The orphan record stays, so the next mount frees the inode.
         let Ok(view) = self.journal.change() else { return };
         let view = &*view;
         let mut content = inode.content.write();
@@ -573,7 +549,6 @@ impl Store {
             return;
         }
         let is_file = inode.kind == FileKind::Regular;
-        // Do the steps that can fail first. They change nothing.
         let is_loaded = !is_file || content.load(ino, view).is_ok();
         if !is_loaded || self.load_block(&mut state, view).is_err() {
             return;
@@ -591,8 +566,7 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// Returns the inode `ino` if it is not in memory and has an orphan record. Such an inode had
-    /// no links at a crash and is still to be freed.
+    /// An inode that had no links at a crash is still to be freed.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
@@ -604,12 +578,11 @@ impl Drop for Store {
     fn drop(&mut self) {
         self.journal.set_poke(None);
         if let Some(flusher) = self.flusher.take() {
-            // Ignore an error of `join`, which only means that the committer has panicked.
+            // `join` fails only if the committer has panicked.
             let _ = flusher.join();
         }
         self.late.share();
-        // Ignore an error. A caller that needs to know whether the last commit succeeds calls
-        // `sync` before it drops the store.
+        // A caller that needs to know of an error calls `sync` before it drops the store.
         let _ = self.journal.checkpoint();
         self.journal.end();
     }
@@ -621,8 +594,7 @@ impl From<Errno> for OpenError {
     }
 }
 
-/// Commits at the interval `every` if anything has changed, or earlier if the running transaction
-/// exceeds `bytes_max`.
+/// Commits earlier if the running transaction exceeds `bytes_max`.
 fn commit_in_time(
     journal: &Journal,
     late: &Late,
@@ -643,20 +615,17 @@ fn commit_in_time(
             }
         }
         late.share();
-        // Ignore an error, since `sync` and fsync report it. Another thread may log a transaction
-        // during this commit. It is not left in the log: `forget_poke` notices it, and wakes this
-        // thread again.
+        // `sync` and fsync report an error. A transaction that another thread logs meanwhile is not
+        // forgotten: `forget_poke` wakes this thread again.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // Another thread may have queued an inode between `share` and the commit. It still waits
-        // for de-duplication, so wake this thread again.
+        // Another thread may have queued an inode since the call of `share`.
         if late.len() > 0 {
             journal.poke();
         }
     }
 }
 
-/// Writes an empty store to the database.
 fn format(database: &Database, options: &StoreOptions) -> std::io::Result<Snapshot> {
     let now = now();
     let root = InodeRecord {

@@ -213,7 +213,6 @@ impl std::error::Error for OpenError {}
 impl From<io::Error> for OpenError {
     fn from(error: io::Error) -> OpenError {
         match error.kind() {
-            // `database` returns this error for damage.
             io::ErrorKind::InvalidData => OpenError::Damaged,
             io::ErrorKind::InvalidInput => OpenError::Foreign,
             _ => OpenError::Io(error),
@@ -221,18 +220,16 @@ impl From<io::Error> for OpenError {
     }
 }
 
-/// The locked directory of a store.
 pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
-    /// True if the files of the store are opened for reading only. Changes of the devices then stay
-    /// in memory.
+    /// True if changes of the devices stay in memory, because the files are opened for reading
+    /// only.
     is_overlaid: bool,
 }
 
 impl StoreDir {
-    /// Locks the directory of a store. If there is no store, makes one, whose database `format`
-    /// fills.
+    /// If there is no store, makes one, whose database `format` fills.
     pub(crate) fn open_or_make(
         path: &Path,
         format: impl FnOnce(Arc<dyn Device>) -> io::Result<Snapshot>,
@@ -246,8 +243,8 @@ impl StoreDir {
             }
         }
         check_files(path)?;
-        // Check the directory before the file `lock` is made, because a directory that is no store
-        // must not change.
+        // Check the directory before the file `lock` is made: a directory that is no store must not
+        // change.
         is_missing(path)?;
         let lock = open_file(&path.join(LOCK), true)?;
         let store_dir = StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -260,22 +257,19 @@ impl StoreDir {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // Sync the directory even if the store existed already: the process that made it may have
-        // been killed before its sync.
+        // The process that made the store may have been killed before it synced the directory.
         File::open(path)?.sync_all()?;
         Ok(store_dir)
     }
 
-    /// Locks the directory of an existing store.
     pub(crate) fn open(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file(&path.join(LOCK), false).map_err(lock_error)?;
         StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Locks the directory of an existing store for a read-only mount, like [`StoreDir::open`]. If
-    /// the host's file system is mounted read-only, the directory is locked for reading. Changes of
-    /// the devices that [`StoreDir::devices`] returns then stay in memory.
+    /// On a read-only file system of the host, the directory is locked for reading, and changes of
+    /// the devices stay in memory.
     pub(crate) fn open_unchanged(path: &Path) -> Result<StoreDir, OpenError> {
         match StoreDir::open(path) {
             Err(error) if error.errno() == Errno::ROFS => StoreDir::open_to_read(path),
@@ -283,8 +277,8 @@ impl StoreDir {
         }
     }
 
-    /// Locks the directory of an existing store for reading, which needs no permission to write.
-    /// Several processes may have such a lock at the same time.
+    /// A lock for reading needs no permission to write. Several processes may have one at the same
+    /// time.
     pub(crate) fn open_to_read(path: &Path) -> Result<StoreDir, OpenError> {
         StoreDir::check_there(path)?;
         let lock = open_file_to_read(&path.join(LOCK)).map_err(lock_error)?;
@@ -301,7 +295,6 @@ impl StoreDir {
         if is_missing(path)? { Err(OpenError::Missing) } else { Ok(()) }
     }
 
-    /// Locks the directory of a store. Under a shared lock, changes of the devices stay in memory.
     fn lock(path: &Path, lock: File, how: FlockOperation) -> Result<StoreDir, OpenError> {
         let is_overlaid = matches!(how, FlockOperation::NonBlockingLockShared);
         match flock(&lock, how) {
@@ -311,8 +304,7 @@ impl StoreDir {
         }
     }
 
-    /// Opens the files of the store as devices. A missing file is an empty device in memory until
-    /// `make_lost` makes the file.
+    /// A missing file is an empty device in memory until `make_lost` makes the file.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -324,12 +316,10 @@ impl StoreDir {
         }
     }
 
-    /// Opens the devices for reading only. A missing file is replaced by an empty device in memory.
     pub(crate) fn devices_to_read(&self) -> io::Result<Devices> {
         self.devices_with(open_file_to_read)
     }
 
-    /// Makes the missing files of the store, which are empty then.
     pub(crate) fn make_lost(&self, mut devices: Devices) -> io::Result<Devices> {
         if self.is_overlaid {
             return Ok(devices);
@@ -364,7 +354,6 @@ impl StoreDir {
         Ok(Devices { meta, data, reserve: open(RESERVE)?, log: open(LOG)? })
     }
 
-    /// Returns the statfs(2) result of the host's file system.
     pub(crate) fn host(&self) -> Result<StatFs, Errno> {
         let host = fstatvfs(&self.lock)?;
         let bytes = |blocks: u64| blocks.saturating_mul(host.f_frsize);
@@ -406,26 +395,22 @@ pub fn holder(path: &Path) -> Option<u32> {
     find_holder(&fs::read_to_string("/proc/locks").ok()?, lock.dev(), lock.ino())
 }
 
-/// Returns the pid of the process that holds a flock(2) lock on a file, according to `/proc/locks`
-/// (proc_locks(5)).
 fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // Skip the line of a process that only waits for the lock. Such a line has an arrow (`->`)
-        // before the word `FLOCK`.
+        // The line of a process that only waits for the lock has an arrow (`->`) before `FLOCK`.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
         };
-        // `/proc/locks` shows a process in another pid namespace with a pid of 0 or less.
+        // A process in another pid namespace is shown with a pid of 0 or less.
         if at == file { pid.parse().ok().filter(|&pid| pid > 0) } else { None }
     })
 }
 
-/// Returns true if the directory has no store: `meta` is missing, and no other file has content.
-/// Returns an error if `meta` is empty, or is missing while another file has content: that store
-/// has lost its database.
+/// Returns an error if `meta` is empty, or missing while another file has content: that store has
+/// lost its database.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -452,7 +437,6 @@ fn check_files(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Returns the reason why the file `lock` could not be opened.
 fn lock_error(error: io::Error) -> OpenError {
     match error.kind() {
         io::ErrorKind::NotFound => OpenError::LockMissing,
@@ -470,8 +454,7 @@ fn open_file_to_read(path: &Path) -> io::Result<File> {
 }
 
 fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Refuse a symbolic link, because it might lead to a file outside of the store. If the file is
-    // a pipe, the open must not wait for a writer.
+    // A symbolic link might lead out of the store, and the open of a pipe could wait for a writer.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let file = options.custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }

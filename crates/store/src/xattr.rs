@@ -23,17 +23,14 @@ use corewalk::acl::{Acl, XATTR_ACCESS, XATTR_DEFAULT};
 use corewalk::xattr::check_name;
 use corewalk::{AclKind, Errno, FileKind, XattrMode};
 
-/// The longest value in bytes (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// Maximum length in bytes of all names of an inode, including their NULs (`XATTR_LIST_MAX`).
 const LIST_BYTES_MAX: usize = 65536;
-/// Maximum number of bytes of all names and values of an attribute set, except ACLs. Every change
-/// of an attribute copies the whole set, so the set must not become too long.
+/// Every change of an attribute copies the whole set, so all names and values (without ACLs) are
+/// limited to 1 MiB.
 const SET_BYTES_MAX: usize = 1 << 20;
-/// The class of names that listxattr(2) does not list.
 const SYSTEM: &[u8] = b"system.";
 
-/// Iterates over the attributes of an encoded set, in order. Ends early at invalid bytes.
+/// Ends early at invalid bytes.
 #[derive(Clone)]
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
@@ -49,8 +46,6 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Returns true if the encoded attribute set `set` is not empty, sorted by name, without
-/// duplicates, and not too large.
 pub(crate) fn is_set(set: &[u8]) -> bool {
     let (mut attributes, mut last, mut list_bytes) = (Attributes(set), &b""[..], 0);
     for (name, value) in attributes.by_ref() {
@@ -64,18 +59,15 @@ pub(crate) fn is_set(set: &[u8]) -> bool {
     attributes.0.is_empty() && !set.is_empty() && list_bytes <= LIST_BYTES_MAX
 }
 
-/// Returns the value of `name` in `set`.
 pub(crate) fn find<'a>(set: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Attributes(set).find(|&(at, _)| at == name).map(|(_, value)| value)
 }
 
-/// Returns the length of all names and values in `set`, except ACLs, in bytes.
 fn bytes(set: &[u8]) -> usize {
     let shown = Attributes(set).filter(|(name, _)| !name.starts_with(SYSTEM));
     shown.map(|(name, value)| name.len() + value.len()).sum()
 }
 
-/// Returns all listed names, each followed by a NUL.
 pub(crate) fn list(set: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, _) in Attributes(set).filter(|(name, _)| !name.starts_with(SYSTEM)) {
@@ -85,11 +77,9 @@ pub(crate) fn list(set: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Returns `set` with `name` set to `value`, or removed.
 pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     let mut out = Vec::with_capacity(set.len() + 5 + name.len() + value.map_or(0, <[u8]>::len));
     let mut add = |name: &[u8], value: &[u8]| {
-        // Names have at most 255 bytes, values 64 KiB.
         out.push(name.len() as u8);
         out.extend_from_slice(&(value.len() as u32).to_le_bytes());
         out.extend_from_slice(name);
@@ -112,8 +102,7 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     out
 }
 
-/// Returns the attribute set that results from a setxattr(2) call on `set`. The caller has checked
-/// the name.
+/// The caller has checked the name.
 ///
 /// # Errors
 /// `E2BIG` for a value that is too long. `EEXIST` or `ENODATA` if `mode` forbids the change.
@@ -144,8 +133,7 @@ pub(crate) fn changed(
     Ok(with(set, name, Some(value)))
 }
 
-/// Returns the ACL of the kind `kind` in the attribute set `set`, if there is one. `EIO` if it is
-/// invalid.
+/// `EIO` if the ACL is invalid.
 pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     match find(set, acl_name(kind)) {
         Some(value) => Acl::from_xattr(value).map_err(|_| Errno::IO),
@@ -153,13 +141,10 @@ pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     }
 }
 
-/// Returns the attribute set `set` with its ACL of the kind `kind` replaced by `acl`, or removed if
-/// `acl` is None.
 pub(crate) fn with_acl(set: &[u8], kind: AclKind, acl: Option<&Acl>) -> Vec<u8> {
     with(set, acl_name(kind), acl.map(Acl::to_xattr).as_deref())
 }
 
-/// Returns the name under which an ACL is stored.
 pub(crate) fn acl_name(kind: AclKind) -> &'static [u8] {
     match kind {
         AclKind::Access => XATTR_ACCESS,

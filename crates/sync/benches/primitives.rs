@@ -14,8 +14,6 @@ use corewalk_base::{Mutex, RwLock, ShardedCounter};
 use corewalk_sync::{Lockref, RcuCell, SeqCount, SeqLock, SeqRwLock, SlotArena, rcu};
 use std::{hint::black_box, time::Instant};
 
-/// A row of the printed table: its name, the name of the row that its time is compared with, and a
-/// function that uses the measured primitive once.
 struct Row<'a> {
     name: &'static str,
     yardstick: &'static str,

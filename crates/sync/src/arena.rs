@@ -53,8 +53,7 @@ use crossbeam_utils::CachePadded;
 use memory::SlotMemory;
 use std::{fmt, io, sync::OnceLock};
 
-/// Number of slots in a batch. A shard (the free slots of some threads) takes slots from the depot
-/// and from unused memory, and gives slots back, in batches.
+/// Shards take slots from the depot, and give slots back, in batches of this size.
 const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
 /// Difference between the numbers of two slots of [`Group::Few`] (the group of the few often-read
@@ -64,8 +63,7 @@ const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 /// slots whose numbers differ by `STRIDE` are then on different cache lines.
 const STRIDE: u64 = 4;
 
-/// The depot has the free slots that no shard has. A thread may use its slots of one [`Group`] for
-/// the other group only if there are at least this many.
+/// A thread may use free slots of the other [`Group`] only if the depot has at least this many.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
@@ -99,9 +97,8 @@ pub struct SlotArena<const WORDS: usize> {
     /// locks a shard locks the shard first.
     depot: CachePadded<Mutex<Free>>,
     shards: [OwnLine<Shard>; SHARDS],
-    /// One bit per batch of neighbouring slots, set if the batch belongs to [`Group::Few`], the
-    /// group of the few often-read objects. The array is allocated with the first such batch. A bit
-    /// is set before a slot of its batch is handed out, and is never cleared.
+    /// One bit per batch, set if the batch belongs to [`Group::Few`]. A bit is set before a slot of
+    /// its batch is handed out, and is never cleared.
     few: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -333,11 +330,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         few[batch / 64].fetch_or(1 << (batch % 64), Ordering::Relaxed);
     }
 
-    /// Refills a shard's empty free list of `group` from the depot (the free slots that no shard
-    /// has), or else with slots that were never used.
-    ///
-    /// The depot may have no slot of `group`, but at least [`SPARE`] free slots of the other group.
-    /// The shard takes some of these before it takes slots that were never used.
+    /// If the depot has no slot of `group`, takes slots of the other group, provided it has at
+    /// least [`SPARE`] of them. Only then takes slots that were never used.
     fn refill(&self, group: Group, free: &mut Free) {
         let slots = free.of(group);
         {
@@ -355,8 +349,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Moves a batch of never used slots to the list `free`. The last batch of the arena may be
-    /// shorter.
+    /// The last batch of the arena may be shorter.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
         // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. Fresh slots
@@ -392,8 +385,7 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Returns a free slot of any shard, or of the depot. `alloc_in` calls it if the thread's own
-    /// shard, the depot and the fresh memory had no slot.
+    /// Used if the thread's shard, the depot and the fresh memory have no slot.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();
@@ -409,7 +401,6 @@ impl Free {
         &mut self.0[group as usize]
     }
 
-    /// Pops a free slot of `group`, or of the other group if `group` has none.
     fn pop(&mut self, group: Group) -> Option<u32> {
         let [many, few] = &mut self.0;
         let (own, other) = if group == Group::Many { (many, few) } else { (few, many) };
@@ -418,8 +409,7 @@ impl Free {
 }
 
 impl Shard {
-    /// Adds `amount` to the shard's count of slots in use. The guard proves that the caller has
-    /// locked the shard.
+    /// The guard proves that the caller has locked the shard.
     fn count(&self, amount: i64, _free: &MutexGuard<'_, Free>) {
         // ORDERING: Relaxed. Statistic; the shard's lock excludes other writers.
         let now = self.in_use.load(Ordering::Relaxed);
@@ -428,8 +418,6 @@ impl Shard {
     }
 }
 
-/// Returns the number after the last slot of the batch of neighbouring slots that contains slot
-/// `start`.
 fn end_of_batch(start: u64) -> u64 {
     (start / BATCH as u64 + 1) * BATCH as u64
 }

@@ -57,7 +57,6 @@ const ONE: u64 = 1 << COUNT_SHIFT;
 /// the same limit.
 const CAS_TRIES: u32 = if IS_MODEL { 2 } else { 100 };
 
-/// Number of rounds that a thread spins on a held lock before it sleeps.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 64 };
 
 /// A lock, a dead bit and a 61-bit reference count in one word. The lock protects the count and the
@@ -166,8 +165,8 @@ impl Lockref {
     #[inline]
     #[must_use]
     pub fn is_dead(&self) -> bool {
-        // ORDERING(lockref-unlock): Acquire. Pairs with the `fetch_or` of `mark_dead`. A thread
-        // that sees the dead bit also sees the earlier writes.
+        // ORDERING(lockref-unlock): Acquire. `mark_dead` sets the bit with Release. Without this
+        // order, a thread that sees the dead bit could miss earlier writes.
         self.word.load(Ordering::Acquire) & DEAD != 0
     }
 
@@ -311,8 +310,8 @@ impl Lockref {
         // ORDERING: Relaxed. Only the compare-exchange takes effect.
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LOCKED == 0 {
-            // ORDERING(lockref-unlock): Acquire. The new holder sees the writes of the last holder,
-            // and the work of other threads before they dropped references.
+            // ORDERING(lockref-unlock): Acquire. Unlocks and dropped references are Release.
+            // Without Acquire, the new holder could miss the writes before them.
             match self.word.compare_exchange_weak(
                 word,
                 word | LOCKED,
@@ -326,8 +325,7 @@ impl Lockref {
         None
     }
 
-    /// Replaces the state word of the lockref by `next(word)`. If the lock is held, waits first.
-    /// The closure `next` changes only the count in the word.
+    /// If the lock is held, waits first. The closure `next` changes only the count in the word.
     ///
     /// Returns the new word. If `next` returns None, returns the unchanged word as the error.
     #[inline]
@@ -379,8 +377,7 @@ impl Lockref {
         }
     }
 
-    /// Waits until the lockref's lock is free, and returns the unlocked word. Spins first, and then
-    /// sleeps.
+    /// Returns the unlocked word. Spins first, and then sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
@@ -398,8 +395,8 @@ impl Lockref {
         }
     }
 
-    /// Sleeps until the lockref's lock is free. `word` is the locked state word that the caller has
-    /// read. If it has changed since, the call returns immediately.
+    /// `word` is the locked state word that the caller has read. If it has changed since, the call
+    /// returns immediately.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit for waiting threads only asks the lock holder for a wake-up,
         // and publishes no other memory.
@@ -468,8 +465,8 @@ impl LockrefGuard<'_> {
     #[doc(alias = "lockref_mark_dead")]
     #[inline]
     pub fn mark_dead(&mut self) {
-        // ORDERING(lockref-unlock): Release. Pairs with the loads of the dead bit. A reader that
-        // sees the bit also sees this thread's earlier writes.
+        // ORDERING(lockref-unlock): Release. `is_dead` loads the word with Acquire. Without this
+        // order, a reader could see the dead bit but miss this thread's earlier writes.
         self.lockref.word.fetch_or(DEAD, Ordering::Release);
     }
 
@@ -487,13 +484,11 @@ impl LockrefGuard<'_> {
     /// calls `revive`.
     #[inline]
     pub fn revive(&mut self) {
-        // ORDERING(lockref-unlock): Release. Pairs with the compare-exchange by which a reader
-        // takes a reference. A reader that finds the object alive also sees its new generation.
+        // ORDERING(lockref-unlock): Release. A reader takes a reference by `exchange`, with
+        // Acquire. Without this order, it could find the object alive but miss its new generation.
         self.lockref.word.fetch_and(!DEAD, Ordering::Release);
     }
 
-    /// Replaces the state word of the locked lockref by `next(word)`. Returns the new word. If
-    /// `next` returns None, returns the unchanged word as the error.
     fn change_count(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
         let word = &self.lockref.word;
         // ORDERING: Relaxed. This thread holds the lock, so only the bit for waiting threads can
@@ -530,8 +525,8 @@ impl Drop for LockrefGuard<'_> {
         // ORDERING: Relaxed. This thread holds the lock, so other threads change only the bit for
         // waiting threads.
         let seen = word.load(Ordering::Relaxed);
-        // ORDERING(lockref-unlock): Release. Pairs with the next thread that takes the lock or
-        // changes the count. That thread sees the writes of this holder.
+        // ORDERING(lockref-unlock): Release. The next thread that takes the lock or changes the
+        // count does so with Acquire. Without this order, it could miss the writes of this holder.
         let freed = seen & WAITERS == 0
             && word
                 .compare_exchange(seen, seen & !LOCKED, Ordering::Release, Ordering::Relaxed)
@@ -551,7 +546,6 @@ fn add(word: u64, n: u64) -> Option<u64> {
     Some(word + (n << COUNT_SHIFT))
 }
 
-/// Returns `word` with `n` references fewer, or `None` if its count is below `n`.
 #[inline]
 fn sub(word: u64, n: u64) -> Option<u64> {
     if n > word >> COUNT_SHIFT {

@@ -106,8 +106,8 @@ impl SeqCount {
     #[inline]
     #[must_use]
     pub fn raw_begin(&self) -> u64 {
-        // ORDERING(seq-end): Acquire. Pairs with the store of `write_end`. A reader that sees the
-        // count after a finished section also sees the words stored in that section.
+        // ORDERING(seq-end): Acquire. `write_end` stores the count with Release. Without this
+        // order, a reader could see the count after a section but miss words stored in it.
         self.count.load(Ordering::Acquire)
     }
 
@@ -133,13 +133,14 @@ impl SeqCount {
 
     /// Returns true if a writer was inside a section since `start` was read.
     ///
-    /// Also returns true if `start` is odd: a writer was then inside a section.
+    /// `read_retry` also returns true if `start` is odd: a writer was then inside a section.
     #[doc(alias = "read_seqcount_retry")]
     #[inline]
     #[must_use]
     pub fn read_retry(&self, start: u64) -> bool {
-        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
-        // has read a word of a later write section, the load below sees the count of that section.
+        // ORDERING(seq-begin): Acquire fence. `write_begin` has a Release fence between the odd
+        // count and the words. Without this fence, this thread could have read a word of a later
+        // section, and still load the old count below.
         fence(Ordering::Acquire);
         // ORDERING: Relaxed. The Acquire fence orders this load after the reads of the read
         // section.
@@ -153,9 +154,9 @@ impl SeqCount {
     /// it once, and then calls `difference` for each count.
     #[inline(always)]
     pub fn end_of_reads() {
-        // ORDERING(seq-begin): Acquire fence. Pairs with the fence of `write_begin`. If this thread
-        // has read a word of a later write section, a load of the count after the fence sees that
-        // section.
+        // ORDERING(seq-begin): Acquire fence. `write_begin` has a Release fence between the odd
+        // count and the words. Without this fence, this thread could have read a word of a later
+        // section, and still load the old count.
         fence(Ordering::Acquire);
     }
 
@@ -185,9 +186,9 @@ impl SeqCount {
         // ORDERING: Relaxed. The Release fence below orders this store before the stores that the
         // caller makes in its write section.
         self.count.store(count.wrapping_add(1), Ordering::Relaxed);
-        // ORDERING(seq-begin): Release fence. Pairs with the fences of `read_retry` and
-        // `end_of_reads`. A reader that sees a word of this section also sees the odd count, and
-        // retries.
+        // ORDERING(seq-begin): Release fence. `read_retry` and `end_of_reads` have Acquire fences.
+        // Without this fence, a reader could see a word of this section but not the odd count, and
+        // would not retry.
         fence(Ordering::Release);
     }
 
@@ -198,8 +199,8 @@ impl SeqCount {
         // ORDERING: Relaxed. The caller's lock excludes other writers.
         let count = self.count.load(Ordering::Relaxed);
         debug_assert!(Self::is_write_in_progress(count), "no writer is inside");
-        // ORDERING(seq-end): Release. Pairs with the load in `raw_begin`. A reader that sees this
-        // even count also sees the words stored in the section.
+        // ORDERING(seq-end): Release. `raw_begin` loads the count with Acquire. Without this order,
+        // a reader could see this even count but miss words stored in the section.
         self.count.store(count.wrapping_add(1), Ordering::Release);
     }
 
@@ -220,8 +221,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Returns the sequence count, once it is even (no writer is inside a section). Reads it
-    /// `SPIN_ROUNDS` times without a pause, and then calls `pause` before each further read.
+    /// Reads the count `SPIN_ROUNDS` times without a pause, and then calls `pause` before each
+    /// further read.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();

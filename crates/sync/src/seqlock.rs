@@ -48,8 +48,8 @@ pub(crate) const OPTIMISTIC_PASSES: u32 = if corewalk_base::primitives::IS_MODEL
 /// The kind of pass in which `read_or_lock` runs its closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// The closure runs without the writers' lock. If a write section overlaps the run, its result
-    /// is dropped.
+    /// The closure runs without the writers' lock. If a write section overlaps the run, the result
+    /// of the run is dropped.
     Optimistic,
     /// Writers are excluded. The result is final.
     Locked,

@@ -188,8 +188,8 @@ mod tests {
         assert_eq!(passes, [Pass::Optimistic]);
     }
 
-    /// Checks that a reader uses the shared lock after writers have disturbed all its runs without
-    /// the lock. Trap T29 in `traps.md`.
+    /// A reader must use the shared lock after writers have disturbed all its runs without the
+    /// lock. Trap T29 in `traps.md`.
     #[test]
     fn read_or_lock_disturbed_in_every_pass_ends_locked() {
         let lock = SeqRwLock::new();

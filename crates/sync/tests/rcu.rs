@@ -19,8 +19,7 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// Number of times that a test replaces the value of an `RcuCell` to free garbage. A thread keeps
-/// some hundred versions as garbage before it frees any.
+/// A thread keeps some hundred versions as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -39,7 +38,6 @@ impl Drop for Version {
     }
 }
 
-/// Makes an `RcuCell` and replaces its value `CHURN` times, which frees garbage as a side effect.
 fn churn() {
     let cell = RcuCell::new(0);
     (0..CHURN).for_each(|round| cell.replace(round));
@@ -64,7 +62,6 @@ enum Step {
     MayLeave,
 }
 
-/// A reader thread that stays in a read section until the test tells it to leave.
 struct SittingReader {
     step: Arc<(Mutex<Step>, Condvar)>,
     thread: thread::JoinHandle<()>,
@@ -171,8 +168,8 @@ fn synchronize_inside_a_section_panics() {
 /// Trap T57 in `traps.md`.
 #[test]
 fn garbage_under_churn_is_bounded() {
-    // `GARBAGE_MAX` is the limit for the values that are not freed yet. While a reader is preempted
-    // inside a read section, some ten thousand values are not freed. The limit is far above that.
+    // While a reader is preempted inside a read section, some ten thousand values are not freed.
+    // The limit is far above that.
     const ROUNDS: u64 = 1_500_000;
     const GARBAGE_MAX: i64 = ROUNDS as i64 / 4;
     let _turn = TURN.lock();

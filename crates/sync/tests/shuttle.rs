@@ -21,8 +21,7 @@ fn join_all(threads: Vec<thread::JoinHandle<()>>) {
     }
 }
 
-/// Four owners share an object in a slot, and each drops its references with `put`. Exactly one
-/// owner, the last one, must free the slot.
+/// Exactly one owner, the last one, must free the slot.
 fn four_owners(put: fn(&Lockref) -> bool) {
     let arena: Arc<SlotArena<2>> = Arc::new(SlotArena::new("shuttle", 4).unwrap());
     let index = arena.alloc().unwrap();
@@ -45,7 +44,6 @@ fn four_owners(put: fn(&Lockref) -> bool) {
     assert_eq!(arena.in_use(), 0, "the last owner freed it");
 }
 
-/// Drops a reference. If it is the last one, marks the object dead and returns true.
 fn put_last(lockref: &Lockref) -> bool {
     let Some(mut guard) = lockref.put_or_lock() else { return false };
     guard.sub(1);
@@ -71,8 +69,8 @@ fn control_put_and_look_in_two_steps_is_caught() {
     shuttle::check_pct(|| four_owners(put), SCHEDULES, 3);
 }
 
-/// Runs five threads: two writers, two readers that take the lock if a writer has disturbed them,
-/// and a reader that always takes the shared lock.
+/// Two writers, two readers that take the lock if a writer has disturbed them, and a reader that
+/// always takes the shared lock.
 fn readers_and_writers(is_written_whole: fn(&SeqRwLock, &[AtomicU64; 2], u64)) {
     let shared = Arc::new((SeqRwLock::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
     let read = |words: &[AtomicU64; 2]| {

@@ -12,8 +12,6 @@ use std::time::Duration;
 /// The time that the writer stays in its section.
 const SECTION: Duration = Duration::from_millis(200);
 
-/// The limit for the processor time that a reader may use during a write section of length
-/// `SECTION`.
 const BURN_MAX: Duration = Duration::from_millis(3);
 
 /// Returns the processor time that this thread has used.
@@ -22,7 +20,7 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap())
 }
 
-/// Starts a thread that runs `read`, and returns the processor time that `read` took.
+/// Returns the processor time that `read` took.
 fn reader<S: Send + Sync + 'static>(shared: &Arc<S>, read: fn(&S)) -> thread::JoinHandle<Duration> {
     let shared = Arc::clone(shared);
     thread::spawn(move || {

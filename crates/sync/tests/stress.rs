@@ -16,8 +16,7 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// Minimum number of steps that each kind of thread makes while the other kind runs, in a test
-/// where two kinds of threads compete.
+/// Minimum number of steps of each kind of thread while the other kind runs.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -42,8 +41,7 @@ impl Random {
     }
 }
 
-/// Runs `work(thread, random)` on `THREADS` threads that start together. Passes on the panic of a
-/// thread.
+/// Passes on the panic of a thread.
 fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
     let work = Arc::new((work, Barrier::new(usize::try_from(THREADS).unwrap())));
     let threads: Vec<_> = (0..THREADS)
@@ -104,8 +102,7 @@ impl Objects {
         generation.wrapping_mul(0x9e37_79b9)
     }
 
-    /// Makes an object and puts it into the table of objects at `place`. If another object is
-    /// there, marks the new object dead and frees its slot.
+    /// If another object is at the place, the new object is marked dead, and its slot is freed.
     fn create(&self, place: usize) {
         let Some(index) = self.arena.alloc() else { return };
         let generation = (self.word(index, GENERATION) + 1) & u64::from(u32::MAX);
@@ -122,7 +119,6 @@ impl Objects {
         }
     }
 
-    /// Removes an object from the table, and marks it dead when no reference is left.
     fn remove(&self, place: usize) {
         // ORDERING: Relaxed. The lockref orders the accesses to the object.
         let entry = self.table[place].swap(0, Ordering::Relaxed);
@@ -132,8 +128,7 @@ impl Objects {
         }
     }
 
-    /// Waits until the reference count of an object is 0, marks the object dead, and frees its
-    /// slot. The object is not in `self.table`.
+    /// The object is not in `self.table`.
     fn kill(&self, index: u32) {
         loop {
             let mut guard = self.lockref(index).lock();
@@ -148,8 +143,6 @@ impl Objects {
         self.arena.free(index);
     }
 
-    /// Finds an object in the table, uses it under a reference, and drops the reference. Returns
-    /// true on success.
     fn use_one(&self, place: usize) -> bool {
         // ORDERING: Relaxed. The lockref orders the accesses to the object.
         let entry = self.table[place].load(Ordering::Relaxed);
@@ -228,8 +221,7 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
 /// T52 in `traps.md`.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// How often the locker takes the lock. It yields under the lock, and each yield may cost a
-    /// time slice.
+    /// The locker yields while it holds the lock, and each yield may cost a time slice.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));
@@ -385,8 +377,7 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// Runs `mine` on this thread and `theirs` on three other threads, until each has run its function
-/// at least `PROGRESS` times. If a thread starves, the test hangs.
+/// If a thread starves, the test hangs.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),

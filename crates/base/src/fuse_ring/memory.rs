@@ -17,15 +17,11 @@ use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::param::page_size;
 
-/// The length in bytes of two fields of an entry's head: the header of the request or reply, and
-/// the fixed part of the request.
 const PART_BYTES: usize = 128;
 
-/// The number of buffers that a REGISTER command names: those of the entry's header and payload.
 const BUFFERS: usize = 2;
 
-/// The head of a ring entry: the headers of its request and reply. Its start is laid out like
-/// `struct fuse_uring_req_header`.
+/// The head of a ring entry. Its start is laid out like `struct fuse_uring_req_header`.
 #[repr(C)]
 pub(super) struct Head {
     /// `struct fuse_in_header` of a request, then `struct fuse_out_header` of the reply.
@@ -53,18 +49,11 @@ pub(super) struct Memory {
     base: NonNull<u8>,
     entries: usize,
     payload_bytes: usize,
-    /// Bytes from the start of one ring entry to the start of the next one.
     stride: usize,
     is_abandoned: bool,
 }
 
 impl Memory {
-    /// Maps memory for `entries` entries with at least `payload_bytes` of payload each.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if there are no entries, or if a size is out of range. `ENOMEM` if there is no
-    /// address space left.
     pub(super) fn map(entries: usize, payload_bytes: usize) -> io::Result<Self> {
         let page = page_size();
         let payload_bytes = payload_bytes.checked_next_multiple_of(page).ok_or(Errno::INVAL)?;
@@ -100,8 +89,6 @@ impl Memory {
         self.payload_bytes
     }
 
-    /// Returns the address and the length of the array of `struct iovec` for the REGISTER command
-    /// of an entry.
     pub(super) fn buffers(&self, index: usize) -> (u64, u32) {
         let buffers = self.head_at(index).cast::<u8>().wrapping_add(HEADER_BYTES);
         (buffers.expose_provenance() as u64, BUFFERS as u32)
@@ -115,8 +102,8 @@ impl Memory {
     /// ring. Otherwise it could write to the head.
     pub(super) unsafe fn head_mut(&mut self, index: usize) -> &mut Head {
         // SAFETY: `head_at` is inside the mapping and aligned (invariant M.1). Any bits are a valid
-        // `Head`. `&mut self` excludes other references, and the function contract excludes the
-        // kernel.
+        // `Head`. `&mut self` excludes other references, and the contract of `head_mut` excludes
+        // the kernel.
         unsafe { &mut *self.head_at(index) }
     }
 
@@ -154,15 +141,13 @@ impl Memory {
         self.entries * self.stride
     }
 
-    /// Returns the address of the head of the ring entry `index`. The whole head is inside the
-    /// mapped memory.
+    /// The whole head is inside the mapped memory.
     fn head_at(&self, index: usize) -> *mut Head {
         assert!(index < self.entries, "entry {index} of {}", self.entries);
         self.base.as_ptr().wrapping_add(index * self.stride).cast()
     }
 
-    /// Returns the address of the payload of entry `index`. The `payload_bytes` bytes from this
-    /// address on are inside the mapping.
+    /// The `payload_bytes` bytes from this address on are inside the mapping.
     fn payload_at(&self, index: usize) -> *mut u8 {
         self.head_at(index).cast::<u8>().wrapping_add(self.stride - self.payload_bytes)
     }

@@ -19,8 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64 as Word, Ordering};
 
 thread_local! {
-    /// The number of stores after which `run` stops this thread. None while this thread is not in
-    /// `run`.
+    /// Stores left until `run` stops this thread.
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
     static IS_STOPPED: Cell<bool> = const { Cell::new(false) };
 }

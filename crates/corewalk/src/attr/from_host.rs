@@ -9,7 +9,6 @@ use rustix::fs::{StatVfs, Timestamps, UTIME_NOW, UTIME_OMIT};
 use super::{Attr, FileKind, SetAttr, SetTime, StatFs, Timespec};
 
 impl From<FileType> for FileKind {
-    /// Returns the kind of a file of the host.
     fn from(kind: FileType) -> FileKind {
         match kind {
             kind if kind.is_dir() => FileKind::Directory,
@@ -55,7 +54,6 @@ impl From<&Metadata> for Attr {
 }
 
 impl From<&StatVfs> for StatFs {
-    /// Returns the values of a file system of the host.
     fn from(found: &StatVfs) -> StatFs {
         StatFs::default()
             .with_bsize(found.f_frsize as u32)

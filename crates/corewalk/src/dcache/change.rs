@@ -15,8 +15,6 @@ use crate::key_lock::KeyGuard;
 use crate::slot::{DentrySlot, InodeSlot, OfDentry, Seq};
 use crate::table::Stripe;
 
-/// The name that a thread adds to the cache: its hash, parent key and lookup key, and the guard of
-/// its in-lookup lock.
 struct NewName<'a> {
     hash: u32,
     key: ParentKey,
@@ -24,7 +22,6 @@ struct NewName<'a> {
     in_lookup: &'a KeyGuard<'a>,
 }
 
-/// The inode that a dentry is to refer to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DentryInode {
     pub(crate) inode: InodeSlot,
@@ -32,8 +29,7 @@ pub(crate) struct DentryInode {
 }
 
 impl Dcache {
-    /// Makes a root dentry for `inode`: a directory without a name or a parent. The dentry takes
-    /// over the caller's reference on the inode. Returns the slot of the dentry.
+    /// The dentry takes over the caller's reference on `inode`.
     pub(crate) fn publish_root(&self, inode: InodeSlot) -> Result<DentrySlot, Errno> {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
@@ -47,17 +43,15 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Adds a name to the cache. With an inode in `node` the dentry is positive, otherwise it is
-    /// negative. Returns the dentry with a reference for the caller. The dentry takes its own
-    /// reference on the inode.
+    /// Adds a name to the cache: positive with an inode in `node`, otherwise negative. The dentry
+    /// takes its own reference on the inode, and the caller gets one on the dentry.
     ///
     /// If the name already has a dentry with another inode, that dentry becomes stale. The caller
     /// holds the in-lookup lock of the name.
     ///
     /// # Errors
-    /// `ESTALE` if the directory was removed, or was invalidated after the caller had read `key`,
-    /// the parent key of the directory's children. Then the cache does not change. `ENOMEM` if no
-    /// slot is left.
+    /// `ESTALE` if the directory was removed or invalidated after the caller had read `key`.
+    /// `ENOMEM` if no slot is left. After an error, the cache has not changed.
     pub(crate) fn publish(
         &self,
         key: ParentKey,
@@ -80,9 +74,9 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // Directories have slots of their own group, and a negative dentry has a slot
-                    // of the other group. So evict it, if possible, rather than turn it into a
-                    // directory.
+                    // Directories have slots of their own group, so a negative dentry is in the
+                    // wrong group for a directory. Evict it, if possible, rather than turn it into
+                    // a directory.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -94,8 +88,6 @@ impl Dcache {
                 node if seen.body.inode() == node.map_or(InodeSlot::NONE, |node| node.inode) => {
                     self.get(slot, seen.seq)
                 }
-                // The back end has just reported another inode for the name. So make the cached
-                // dentry stale.
                 _ => {
                     if self.get(slot, seen.seq) {
                         self.make_stale(slot);
@@ -132,8 +124,7 @@ impl Dcache {
         result
     }
 
-    /// Adds to the cache a name that has no dentry yet. The new dentry takes over the caller's
-    /// reference on the parent.
+    /// The new dentry takes over the caller's reference on the parent.
     fn publish_new(
         &self,
         entry: &NewName<'_>,
@@ -162,12 +153,12 @@ impl Dcache {
             }
             None => self.counters.negatives.add(1),
         }
-        // Check for a cancelled fill (an invalidation forbids caching this answer) and insert the
-        // entry under the same stripe lock.
+        // Check for a cancelled fill (the caching of an answer) and insert the entry under one
+        // lock.
         //
-        // A later invalidation looks the name up under the stripe's lock. So it waits for the
-        // insertion, finds the entry, and makes it stale. No stale answer stays in the cache
-        // (guarantee C.1 of `dcache`).
+        // An invalidation that comes later takes the same lock. So it waits for the insertion,
+        // finds the entry, and makes it stale. No stale answer stays in the cache (guarantee C.1 of
+        // `dcache`).
         if self
             .table
             .insert_if(hash, slot, |_| (!in_lookup.is_fill_cancelled()).then_some(()))
@@ -186,9 +177,6 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Returns the superblock of an inode, and the two words that only a directory's dentry stores:
-    /// the inode number, and a child generation of 1 (it counts invalidations). All are zero if
-    /// `inode` is none.
     fn superblock_and_words(&self, inode: InodeSlot) -> (u32, DirectoryWords) {
         if inode.is_none() {
             return (0, DirectoryWords::default());
@@ -197,12 +185,9 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Searches for dentries of the name that an invalidation has made stale. If one refers to the
-    /// inode in `node`, gives it the current parent key, so that lookups find it. Returns that
-    /// dentry with a reference for the caller. Evicts the unused stale dentries of other inodes.
-    ///
-    /// Because stale dentries are reused, a name has at most one dentry per inode in use, however
-    /// often it is invalidated. The caller holds the in-lookup lock of the name.
+    /// Searches the stale dentries of a name for one of the inode in `node`, and makes that dentry
+    /// current again. So a name has at most one dentry per inode in use, however often it is
+    /// invalidated.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
         'look: loop {
@@ -213,8 +198,6 @@ impl Dcache {
                         self.inodes.prefer_alias(inode, slot, &self.dentries);
                         return Some(slot);
                     }
-                    // Another thread has changed this dentry since the search: for example, it has
-                    // become a mount point. Search again.
                     continue 'look;
                 }
                 if !key.is_stale()
@@ -227,9 +210,8 @@ impl Dcache {
         }
     }
 
-    /// Returns the dentries of a name whose parent key differs from `key`. If `key` is the current
-    /// parent key, these are the stale dentries. If `key` is a stale key, which no lookup has,
-    /// these are all dentries of the name.
+    /// If `key` is stale, returns all dentries of the name. Otherwise leaves out those with the
+    /// parent key `key`.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -247,15 +229,12 @@ impl Dcache {
         stale
     }
 
-    /// Returns true if a name has a dentry, under any key.
     fn is_known(&self, hash: u32, parent: DentrySlot, lookup_key: &LookupKey<'_>) -> bool {
         let seen = self.table.lock(hash).find(|slot| self.snapshot_as(slot, parent, lookup_key));
         seen.is_some()
     }
 
-    /// Returns a validated snapshot of the dentry in `slot` if it has the name `lookup_key` in the
-    /// directory `parent`. The dentry may be stale: the child generation in its parent key does not
-    /// matter.
+    /// The dentry may be stale, that is, invalidated with its directory.
     fn snapshot_as(
         &self,
         slot: DentrySlot,
@@ -273,10 +252,8 @@ impl Dcache {
         }
     }
 
-    /// Stores `key` as the parent key of the dentry in `slot`. If an invalidation has cancelled
-    /// this fill (the caching of an answer), stores a stale key instead, which no lookup finds.
-    /// Takes a reference on the dentry for the caller. Returns false if the dentry has changed
-    /// since `seq`.
+    /// Stores a stale key instead of `key` if an invalidation has cancelled this fill (the caching
+    /// of an answer).
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -295,8 +272,6 @@ impl Dcache {
         true
     }
 
-    /// Makes a negative dentry positive in its slot, and takes a reference on it for the caller.
-    /// Returns false if the dentry has changed since its sequence was `seq`.
     fn turn_positive(
         &self,
         slot: DentrySlot,
@@ -327,16 +302,13 @@ impl Dcache {
         Ok(true)
     }
 
-    /// Adds the dentry in `slot` to the names (aliases) of the inode, and takes a reference on the
-    /// inode for it.
     fn adopt(&self, slot: DentrySlot, node: DentryInode) {
         self.inodes.lockref(node.inode).get();
         self.inodes.add_alias(node.inode, slot, &self.dentries);
     }
 
-    /// Updates the cache after the back end has removed a name, whose dentry is in `slot`. The
-    /// caller holds the in-lookup lock of the name. This function drops the caller's reference on
-    /// the dentry.
+    /// Updates the cache after the back end has removed a name. Drops the caller's reference on the
+    /// dentry.
     pub(crate) fn remove(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let image = self.dentries.image(slot);
@@ -346,8 +318,6 @@ impl Dcache {
         }
         let inode = image.body.inode();
         if guard.count() == 1 && !inode.is_none() {
-            // The caller has the only reference. Turn the dentry negative, and keep it in the
-            // cache.
             let flags = image.body.flags() & (Flags::HASHED | Flags::LONG);
             if !image.body.is_directory() {
                 self.write(slot, &guard, |dcache| {
@@ -365,7 +335,6 @@ impl Dcache {
         self.unhash(slot, guard, &image);
     }
 
-    /// Unhashes a dentry and drops the caller's reference on it.
     fn unhash(&self, slot: DentrySlot, guard: LockrefGuard<'_>, image: &Image) {
         let inode = image.body.inode();
         let hash = self.hash_of(slot, image);
@@ -385,8 +354,6 @@ impl Dcache {
         self.sweep_orphans(children);
     }
 
-    /// Counts a dentry that was just unhashed, and drops its reference on the inode. Open files and
-    /// other users of the inode have references of their own.
     fn release_unhashed(&self, inode: InodeSlot) {
         self.counters.unhashed.add(1);
         if inode.is_none() {
@@ -396,9 +363,8 @@ impl Dcache {
         }
     }
 
-    /// Invalidates a name: its dentry gets a stale parent key, so lookups miss it. The users of the
-    /// inode still need the dentry: it has the inode's last name, and children refer to it as their
-    /// parent. Drops the caller's reference on the dentry.
+    /// Hides a name from lookups. The users of the inode still need the dentry, because children
+    /// refer to it as their parent. Drops the caller's reference on the dentry.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -417,10 +383,8 @@ impl Dcache {
         self.put(slot);
     }
 
-    /// Moves the dentry `moved` from the name `from` to the new name, given by `to` and
-    /// `lookup_key`. It replaces `target`, or else the negative dentry of the new name, if there is
-    /// one. If the parent changes, returns the old parent, on which the caller drops a reference.
-    /// Otherwise returns `DentrySlot::NONE`.
+    /// Moves the dentry `moved` to a new name, over `target` or over a negative dentry of the new
+    /// name. If the parent changes, returns the old parent, on which the caller drops a reference.
     ///
     /// The caller holds the in-lookup locks of both names, and references on both dentries. The
     /// moved dentry takes over the caller's reference on a new parent. To move a directory, the
@@ -446,9 +410,8 @@ impl Dcache {
         moved
     }
 
-    /// Inserts the renamed dentry `slot` in the hash table under its new name. `target` is the
-    /// dentry that it replaces. If `target` is None and the new name has a negative dentry, returns
-    /// that dentry, with a reference. All other dentries of the new name become stale.
+    /// If `target` is None and the new name has a negative dentry, returns that dentry with a
+    /// reference. All other dentries of the new name become stale.
     fn insert_over_negative(
         &self,
         entry: &NewName<'_>,
@@ -476,16 +439,13 @@ impl Dcache {
                     self.make_stale(other);
                 }
             }
-            // The bucket may contain more dentries of the new name, so search again. The search
-            // skips stale dentries and `negative`. If `other` changed while `get` tried to take a
-            // reference on it, the search finds `other` once more.
+            // The bucket may contain more dentries of the new name, so search again.
             found = another(&self.table.lock(hash), negative);
         }
         negative
     }
 
-    /// The second part of [`Dcache::d_move`]: renames the dentry itself. The hash table already
-    /// lists the dentry under its new name, besides the old one.
+    /// The hash table already lists the dentry under its new name, besides the old one.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -497,8 +457,8 @@ impl Dcache {
         let (guard, target_guard) = self.lock_two(moved, target);
         let before = self.dentries.image(moved);
         if !before.body.is_hashed() {
-            // An invalidation takes no in-lookup lock, so it may have unhashed the dentry since its
-            // lookup. Then there is nothing to rename.
+            // An invalidation takes no in-lookup lock. So it may have removed the dentry from the
+            // hash table since the lookup. Then there is nothing to rename.
             drop((guard, target_guard));
             self.table.remove(hash, moved);
             return Err(Errno::STALE);
@@ -517,7 +477,6 @@ impl Dcache {
         let victim = target.map(|slot| {
             let victim = self.dentries.image(slot);
             // An invalidation may already have removed the replaced dentry from the hash table.
-            // Then the dentry has no entry to remove.
             let victim_hash = victim.body.is_hashed().then(|| self.hash_of(slot, &victim));
             (slot, victim, victim_hash)
         });
@@ -552,9 +511,9 @@ impl Dcache {
         Ok(if old_parent == to.parent() { DentrySlot::NONE } else { old_parent })
     }
 
-    /// Swaps the names of two dentries. The caller holds the in-lookup locks of both names and
-    /// references on both dentries. If one is a directory, the caller also holds `topology` for
-    /// writing. The references on the parent dentries are swapped too.
+    /// Swaps the names of two dentries, and the references on their parents. The caller holds the
+    /// in-lookup locks of both names. If one is a directory, the caller also holds `topology` for
+    /// writing.
     ///
     /// # Errors
     /// `ENOMEM` if no slot is left for a long name. `ESTALE` if one of the two names was
@@ -572,7 +531,7 @@ impl Dcache {
         let (guard_a, guard_b) = self.lock_two(a, Some(b));
         let guard_b = guard_b.expect("two dentries were locked");
         let (before_a, before_b) = (self.dentries.image(a), self.dentries.image(b));
-        // Since `hash_now`, another thread may have unhashed or renamed one of the two dentries.
+        // Since `hash_now`, another thread may have removed or renamed one of the two dentries.
         // Then swap nothing.
         let is_as_before =
             |slot, image: &Image, hash| image.body.is_hashed() && self.hash_of(slot, image) == hash;
@@ -608,15 +567,11 @@ impl Dcache {
         Ok(())
     }
 
-    /// Returns the content that the dentry `this` gets in an exchange: its own inode and flags,
-    /// with the name of the dentry `other`. `slot` is the slot of `other`.
     fn renamed_as(&self, this: &Image, slot: DentrySlot, other: &Image) -> Option<Image> {
         let mut name = NameCopy::new();
         self.dentries.copy_name(slot, other.body, &mut name);
         let (body, words) = (this.body, this.directory_words());
         let (superblock, inode) = (body.superblock(), body.inode());
-        // `this` takes the name of `other`, and with it the parent key of `other`, or a stale key
-        // if the directory of `other` was invalidated.
         let parent = other.key.parent();
         let is_current = self.key_of_held(parent) == other.key;
         let key = if is_current { other.key } else { ParentKey::stale(parent) };
@@ -630,8 +585,6 @@ impl Dcache {
         hash
     }
 
-    /// Updates [`Flags::SEARCHABLE`] of a directory's dentry. The flag is set if the cached mode
-    /// and ACL of the inode let every caller search the directory.
     pub(crate) fn sync_searchable(&self, inode: InodeSlot) {
         let slot = self.inodes.alias(inode);
         if slot.is_none() {
@@ -653,8 +606,6 @@ impl Dcache {
         }
     }
 
-    /// Marks a dentry as a mount point ([`Flags::MOUNTED`]), or removes the mark. The caller holds
-    /// a reference on the dentry.
     pub(crate) fn set_mounted(&self, slot: DentrySlot, mounted: Mounted) {
         let guard = self.dentries.lockref(slot).lock();
         let body = self.dentries.image(slot).body;
@@ -677,7 +628,6 @@ impl Dcache {
         Dead { parent: if parent == slot { DentrySlot::NONE } else { parent }, image }
     }
 
-    /// Frees the slot of a dead dentry, after its last use.
     pub(super) fn end_life(&self, slot: DentrySlot, dead: &Dead) {
         self.dentries.drop_image(&dead.image);
         // A slot without unused generations is never used again.
@@ -686,9 +636,8 @@ impl Dcache {
         }
     }
 
-    /// Makes a dentry unhashed. The caller is inside the dentry's write section. A directory's
-    /// child generation (count of invalidations) is incremented too, so no lookup finds the
-    /// negative dentries below the removed directory.
+    /// Invalidates the names in a removed directory too, so no lookup finds the negative dentries
+    /// below it.
     fn store_unhashed(&self, slot: DentrySlot, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {
@@ -696,8 +645,7 @@ impl Dcache {
         }
     }
 
-    /// Initializes the slot of a new dentry, which no other thread can find yet. The dentry starts
-    /// with one reference, which belongs to the caller.
+    /// The dentry starts with one reference, which belongs to the caller.
     fn begin_life(&self, slot: DentrySlot, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();
@@ -724,8 +672,7 @@ impl Dcache {
         }
     }
 
-    /// Runs `change` inside the seqlock write section of a dentry, which the caller has locked
-    /// (`_guard`). The section ends even if `change` panics, so that no reader waits for ever.
+    /// The write section ends even if `change` panics, so that no reader waits for ever.
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,
@@ -737,18 +684,14 @@ impl Dcache {
     }
 }
 
-/// A dead dentry, and the references that it held.
 pub(super) struct Dead {
     pub(super) parent: DentrySlot,
     image: Image,
 }
 
-/// The state of a dentry as a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mounted {
-    /// It is a mount point.
     Yes,
-    /// It is not.
     No,
 }
 

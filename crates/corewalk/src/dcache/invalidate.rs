@@ -5,9 +5,8 @@ use crate::dentry::{Image, LookupKey, ParentKey};
 use crate::slot::{DentrySlot, InodeSlot};
 
 impl Dcache {
-    /// Invalidates every cached name in a directory with one step: increments the directory's child
-    /// generation, which is a part of its children's keys. So several threads that invalidate a
-    /// large directory do not repeat each other's work.
+    /// Invalidates all names in one step, however large the directory is. Each child's dentry has a
+    /// copy of the directory's child generation, which this function increments.
     pub(crate) fn invalidate_directory(&self, slot: DentrySlot) {
         let mut are_retired = false;
         loop {
@@ -31,17 +30,16 @@ impl Dcache {
         }
     }
 
-    /// Gives all children of a directory a stale parent key, before the low 32 bits of the
-    /// directory's child generation wrap around. Parent keys contain only these bits, so lookups
-    /// would otherwise find children with an old key again.
+    /// Hides all children from lookups before the low 32 bits of the child generation wrap around.
+    /// Dentries contain only these bits, so lookups would otherwise find old children again.
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // The snapshot was read without a lock, and the slot may hold another dentry by now. So
-            // read the parent key again under the dentry's lock.
+            // The dentry was read without a lock, and the slot may hold another by now. So read it
+            // again under the dentry's lock.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -52,7 +50,6 @@ impl Dcache {
         }
     }
 
-    /// Invalidates one name, and cancels its fills.
     pub(crate) fn invalidate_name(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
         self.cancel_fills(directory, lookup_key);
         self.counters.invalidations.add(1);
@@ -61,9 +58,8 @@ impl Dcache {
         }
     }
 
-    /// Searches the dentries of a name for an inode that `test` accepts: first the dentry with the
-    /// current parent key `key`, then the stale ones from before an invalidation. Returns the inode
-    /// with a reference for the caller, which holds the in-lookup lock of the name.
+    /// Searches the dentries of a name for an inode that `test` accepts: first the current dentry,
+    /// then the stale ones. The caller holds the in-lookup lock of the name.
     pub(crate) fn inode_of_name(
         &self,
         key: ParentKey,
@@ -80,7 +76,6 @@ impl Dcache {
                     continue;
                 }
                 if !self.get_inode(slot, seen.seq, inode) {
-                    // An invalidation or an eviction has changed the dentry meanwhile.
                     continue 'search;
                 }
                 if test(inode) {
@@ -92,9 +87,7 @@ impl Dcache {
         }
     }
 
-    /// Makes every dentry of a name under `key` stale.
     pub(crate) fn make_name_stale(&self, key: ParentKey, lookup_key: &LookupKey<'_>) {
-        // If the dentry changes before `get`, repeat the lookup.
         while !key.is_stale()
             && let Some((slot, seen)) = self.find_exact(key, lookup_key)
         {
@@ -105,9 +98,8 @@ impl Dcache {
     }
 }
 
-/// Returns the next child generation of a directory, which each invalidation of its names
-/// increments. Parent keys contain its low 32 bits, where 0 marks a stale dentry. So the function
-/// skips generations whose low 32 bits are 0.
+/// Dentries contain the low 32 bits of a child generation, where 0 marks a stale dentry. So this
+/// function skips generations whose low 32 bits are 0.
 pub(super) fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())

@@ -45,27 +45,24 @@ use super::Dcache;
 use crate::dentry::LookupKey;
 use crate::slot::DentrySlot;
 
-/// The number of words.
 const WORDS: usize = if IS_MODEL { 1 } else { 64 };
 /// The layout of a directory's atomic word is `changes << 32 | listings`. `listings` is the number
 /// of listings in progress. `changes` is the number of changes of names, which wraps around.
 const CHANGE: u64 = 1 << 32;
 const LISTINGS_MASK: u64 = CHANGE - 1;
 
-/// The listings under way and the changes of names beside them.
 pub(crate) struct Listings {
     words: Box<[OwnLine<AtomicU64>]>,
 }
 
-/// A listing under way.
 #[must_use]
 pub(crate) struct ListingMark<'a> {
     word: &'a AtomicU64,
     changes: u64,
 }
 
-/// A change of names in a directory, which the back end makes while this value exists. The drop,
-/// also after a panic, increments the directory's count of changes if a listing is in progress.
+/// A change of names in a directory, which the back end makes while this value exists. Its drop,
+/// also after a panic, counts the change if a listing is in progress.
 #[must_use]
 pub(crate) struct NameChange<'a> {
     word: &'a AtomicU64,
@@ -76,22 +73,21 @@ impl Listings {
         Listings { words: (0..WORDS).map(|_| OwnLine::new(AtomicU64::new(0))).collect() }
     }
 
-    /// Begins a listing of the directory in the slot `directory`.
     pub(crate) fn begin(&self, directory: DentrySlot) -> ListingMark<'_> {
         let word = self.word(directory);
         // ORDERING: Relaxed. The fence below orders this store before the read of the back end's
         // answer.
         let before = word.fetch_add(1, Ordering::Relaxed);
-        // ORDERING(listing): SeqCst fence. Pairs with the fence of `NameChange`. A listing stores
-        // to the directory's word and then reads from the back end. A changing thread stores in the
-        // back end and then reads that word. At least one sees the other's store, even if the back
-        // end takes no lock.
+        // ORDERING(listing): SeqCst fence. A listing stores to the directory's word and then reads
+        // from the back end. A changing thread stores in the back end, has a fence in the drop of
+        // `NameChange`, and then reads the word. Without fences, the listing could miss the change
+        // and the changing thread the listing.
         fence(Ordering::SeqCst);
         ListingMark { word, changes: before / CHANGE }
     }
 
-    /// Begins a change of names in `directory`. The caller holds the in-lookup locks of these names
-    /// until it has dropped the returned value.
+    /// The caller holds the in-lookup locks of the changed names until it has dropped the returned
+    /// value.
     #[inline]
     pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
         NameChange { word: self.word(directory) }
@@ -103,7 +99,6 @@ impl Listings {
 }
 
 impl ListingMark<'_> {
-    /// Returns true if no change of a name in the directory was counted since the listing began.
     /// The caller holds the in-lookup lock of the name that it is about to add.
     pub(crate) fn is_unchanged(&self) -> bool {
         // ORDERING: Relaxed. Changes of this name increment the count under the name's in-lookup
@@ -123,8 +118,9 @@ impl Drop for ListingMark<'_> {
 impl Drop for NameChange<'_> {
     #[inline]
     fn drop(&mut self) {
-        // ORDERING(listing): SeqCst fence. Pairs with the fence of `Listings::begin`. Either the
-        // load below sees a listing in progress, or the listing reads the name after this change.
+        // ORDERING(listing): SeqCst fence. `Listings::begin` counts the listing, has a fence, and
+        // then reads the name. So the load below sees the listing, or the listing reads the name
+        // after this change. Without a fence, the listing could add the old file.
         fence(Ordering::SeqCst);
         // ORDERING: Relaxed. The fence above orders this load after the change in the back end.
         if self.word.load(Ordering::Relaxed) & LISTINGS_MASK != 0 {
@@ -135,13 +131,11 @@ impl Drop for NameChange<'_> {
 }
 
 impl Dcache {
-    /// Cancels all fills of a name: no thread may cache an answer of the back end from before this
-    /// call. Another thread may have cached such an answer already. The caller's next lookup finds
-    /// it, so the caller can remove it.
+    /// Another thread may already have cached an answer from before this call. The caller's next
+    /// lookup finds that answer, so the caller can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
         // The order matters (invariant L.2): increment the count of changes, then cancel the fill.
-        // A listing that compares the count after the increment does not cache its old entry. A
-        // listing that has compared it before meets the cancellation.
+        // A listing that compares the count before the increment is cancelled afterwards.
         drop(self.listings.change(directory));
         self.in_lookup.cancel_fill(self.in_lookup_key(directory, lookup_key));
     }

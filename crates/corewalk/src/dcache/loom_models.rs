@@ -24,7 +24,6 @@ pub(super) const PREEMPTIONS: usize = 2;
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";
 pub(super) const B: &[u8] = b"bbbbbbbbbbbbbb";
 
-/// A host that ignores all calls.
 struct SilentHost;
 
 impl Host for SilentHost {
@@ -55,7 +54,6 @@ pub(super) fn attr(ino: u64, mode: u32) -> Attr {
     }
 }
 
-/// Returns a cache that has only a root directory, and the parent key for the root's children.
 pub(super) fn cache() -> (Dcache, ParentKey) {
     let dcache = Dcache::new(4, Some(1), Box::new(SilentHost)).unwrap();
     let root = enter(&dcache, 1, mode::S_IFDIR | 0o700);
@@ -64,7 +62,6 @@ pub(super) fn cache() -> (Dcache, ParentKey) {
     (dcache, key)
 }
 
-/// Enters an inode, with one reference for the caller.
 pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     let attr = attr(ino, mode);
     let entered = dcache
@@ -74,8 +71,6 @@ pub(super) fn enter(dcache: &Dcache, ino: u64, mode: u32) -> DentryInode {
     DentryInode { inode: entered.slot, kind: attr.kind() }
 }
 
-/// Adds a named file to the cache. Returns its dentry's slot and its inode. Only the dentry refers
-/// to the inode, and nothing refers to the dentry.
 pub(super) fn file(
     dcache: &Dcache,
     key: ParentKey,
@@ -88,7 +83,6 @@ pub(super) fn file(
     (slot, node)
 }
 
-/// Gives the file `node` a name. Returns the slot of its dentry, to which nothing refers.
 pub(super) fn enter_name(
     dcache: &Dcache,
     key: ParentKey,
@@ -103,7 +97,6 @@ pub(super) fn enter_name(
     slot
 }
 
-/// Returns the inode number of a name, without a lock.
 pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64> {
     let (slot, seen) = dcache.find(key, &dcache.lookup_key(Name::new(name).unwrap()))?;
     let inode = seen.body.inode();
@@ -115,8 +108,6 @@ pub(super) fn lookup(dcache: &Dcache, key: ParentKey, name: &[u8]) -> Option<u64
     Some(ino)
 }
 
-/// Adds a name to the cache with `publish`, while a reader looks the name up. Returns how often the
-/// reader missed the name, and how often it found the name.
 fn publish_against_find(
     prepare: fn(&Dcache, ParentKey),
     publish: fn(&Dcache, ParentKey),
@@ -142,7 +133,6 @@ pub(super) fn lookup_key_a(dcache: &Dcache) -> LookupKey<'static> {
     dcache.lookup_key(Name::new(A).unwrap())
 }
 
-/// Takes the in-lookup lock of `A` in the directory of `key`.
 pub(super) fn lock_name_a(dcache: &Dcache, key: ParentKey) -> KeyGuard<'_> {
     dcache.in_lookup.lock(dcache.in_lookup_key(key.parent(), &lookup_key_a(dcache)))
 }
@@ -201,8 +191,6 @@ fn control_inode_before_its_number_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename`, while a reader copies the name from the dentry.
-/// Returns how often the copy was `A`, and how often `B`.
 fn rename_against_name(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -230,7 +218,6 @@ fn rename_to_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) {
     assert_eq!(old_parent, Ok(DentrySlot::NONE));
 }
 
-/// Returns the image of the dentry under the name `B`.
 fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     let (body, words) = (dcache.dentries.image(slot).body, DirectoryWords::default());
     dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
@@ -253,8 +240,6 @@ fn control_rename_without_a_section_is_caught() {
     });
 }
 
-/// Renames a file from `A` to `B` with `rename`. Meanwhile a reader looks for `A`, and then for `B`
-/// if `A` is missing. Returns how often the reader found the file under each of the two names.
 fn rename_against_lookups(rename: fn(&Dcache, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -301,8 +286,6 @@ fn control_rename_that_takes_out_first_is_caught() {
     });
 }
 
-/// Renames `A` over the existing file `B` with `rename`, while a reader looks up `B`. Returns how
-/// often the reader found the replaced file, and how often the moved file.
 fn replace_against_lookup(rename: fn(&Dcache, DentrySlot, DentrySlot, ParentKey)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -355,8 +338,6 @@ fn control_rename_in_two_sections_is_caught() {
     });
 }
 
-/// Turns a name from a file into a directory with `change`, while a reader looks up the name.
-/// Returns how often the reader saw a file, and how often a directory.
 fn kind_against_lookup(change: fn(&Dcache, DentrySlot, InodeSlot)) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

@@ -46,10 +46,9 @@ use crate::slot::{DentrySlot, InodeSlot};
 /// When a thread adds an entry to a cache over its budget, it scans at most this many slots for
 /// entries to evict.
 const SCAN_MAX: u32 = 512;
-/// Slots scanned between two checks of the progress.
 const SCAN_STEP: u32 = 64;
-/// A removed directory leaves negative entries that no lookup finds any more. For each, the removal
-/// scans this many slots, and evicts such entries. So the whole cache is scanned once before they
+/// The removal of a directory leaves orphans: negative entries that no lookup finds any more. For
+/// each orphan, the removal scans this many slots. So the whole cache is scanned before orphans
 /// fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
 /// The removal of a directory with negative entries scans at least this many slots for such
@@ -63,18 +62,13 @@ const ORPHAN_SCAN_MAX: u64 = 4096;
 const ASK_MAX: u32 = 16;
 /// Negative entries may use the budget divided by this number.
 const NEGATIVE_SHARE: u64 = 8;
-/// The approximate size of a cache entry in bytes. The maximum number of negative entries is the
-/// budget in bytes, divided by [`NEGATIVE_SHARE`] and by this size.
+/// The approximate size of a cache entry in bytes.
 const ENTRY_BYTES: u64 = 96;
 
-/// The clock hand, and the budget.
 pub(crate) struct Hand {
     at: AtomicU32,
     budget_bytes: AtomicU64,
-    /// The slot at which the next scan for orphans (negative entries of removed directories)
-    /// starts.
     orphans_at: AtomicU32,
-    /// Slots that this scan still has to visit.
     orphans_owed: AtomicU64,
 }
 
@@ -89,12 +83,10 @@ impl Hand {
     }
 }
 
-/// The unused entries that a scan evicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chance {
     /// Those not used since the last pass.
     Second,
-    /// All of them.
     None,
     /// Negative entries not used since the last pass.
     NegativesOnly,
@@ -102,13 +94,11 @@ enum Chance {
     OrphansOnly,
 }
 
-/// The result for one slot.
 pub(super) enum Outcome {
     /// The dentry was evicted. Holds the slot of its parent.
     Evicted(DentrySlot),
     /// The dentry is a pinned entry: it has no user, but it is the only name of an inode in use.
     Pinned,
-    /// The dentry stays.
     Kept,
 }
 
@@ -118,7 +108,6 @@ impl Dcache {
     /// skip its cost.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
-    /// Sets the budget in bytes.
     pub(crate) fn set_budget(&self, bytes: u64) {
         // ORDERING: Relaxed. The limit publishes nothing; the next fill reads it.
         self.hand.budget_bytes.store(bytes, Ordering::Relaxed);
@@ -129,8 +118,6 @@ impl Dcache {
         self.hand.budget_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns true if the cache has room for one more negative entry, after evicting some if there
-    /// are too many.
     pub(crate) fn has_room_for_negative(&self) -> bool {
         if self.counters.negatives.sum() < self.negatives_max() {
             return true;
@@ -138,7 +125,6 @@ impl Dcache {
         self.sweep(SCAN_MAX / 4, Chance::NegativesOnly, &mut |_| {}) > 0
     }
 
-    /// Reclaims if the cache is over its budget.
     pub(super) fn reclaim_over_budget(&self) {
         if self.bytes() > self.budget() {
             let mut asked = 0;
@@ -151,12 +137,8 @@ impl Dcache {
         }
     }
 
-    /// Evicts negative entries until their number is within the limit. Then evicts unused entries,
-    /// and calls `pinned` for each pinned entry (its inode is in use). Stops after `want` evicted
-    /// and pinned entries, or after one scan of all slots.
-    ///
-    /// `pinned` gets the entry's slot, its inode, its parent's inode and its name. Returns the
-    /// number of evictions.
+    /// Stops after `want` evicted and pinned entries, or after one scan of all slots. Calls
+    /// `pinned` for each pinned entry, with its slot, its inode, its parent's inode and its name.
     pub(crate) fn reclaim(
         &self,
         want: u64,
@@ -183,21 +165,18 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the entry in `slot`, and then its parents that have no other children, unless they
-    /// are in use. The owner calls this after it has dropped its references on a pinned entry. The
-    /// entry gets no second chance, even if it was used recently. Returns the number of evictions.
+    /// The owner calls this method after it has dropped its references on a pinned entry. The entry
+    /// gets no second chance, even if it was used recently.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
         evicted
     }
 
-    /// Returns the maximum number of negative entries that the budget allows.
     fn negatives_max(&self) -> i64 {
         (self.budget() / NEGATIVE_SHARE / ENTRY_BYTES).max(1) as i64
     }
 
-    /// Evicts all unused entries and returns their number.
     pub(crate) fn prune(&self) -> u64 {
         let mut evicted = 0;
         loop {
@@ -209,8 +188,7 @@ impl Dcache {
         }
     }
 
-    /// Evicts negative entries below removed directories. The caller has just removed a directory
-    /// that leaves at most `children` such entries. It holds no lock.
+    /// Evicts negative entries below removed directories. The caller holds no lock.
     pub(crate) fn sweep_orphans(&self, children: u64) {
         if children == 0 {
             return;
@@ -237,8 +215,6 @@ impl Dcache {
         self.counters.reclaimed.add(evicted as i64);
     }
 
-    /// Moves the clock hand over `scan` slots, and evicts unused entries. Calls `pinned` with the
-    /// slot of each pinned entry (whose inode is in use). Returns the number of evictions.
     fn sweep(&self, scan: u32, chance: Chance, pinned: &mut dyn FnMut(DentrySlot)) -> u64 {
         let mut evicted = 0;
         for _ in 0..scan {
@@ -252,8 +228,6 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot`, unless it is in use, and then each parent that has no other
-    /// child and no user. Returns the number of evictions.
     fn evict_upwards(
         &self,
         slot: DentrySlot,
@@ -279,7 +253,6 @@ impl Dcache {
         evicted
     }
 
-    /// Evicts the dentry in `slot` if it is unused.
     fn evict(&self, slot: DentrySlot, chance: Chance) -> Outcome {
         let seen = self.dentries.snapshot(slot);
         let body = seen.body;
@@ -332,8 +305,8 @@ impl Dcache {
         }
     }
 
-    /// Evicts a dentry whose in-lookup lock the caller holds. Returns the parent and the inode, on
-    /// which the caller drops the dentry's references.
+    /// The caller holds the in-lookup lock of the dentry's name, and drops the dentry's references
+    /// on the returned parent and inode.
     pub(super) fn evict_locked(
         &self,
         slot: DentrySlot,
@@ -347,17 +320,15 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // The dentry is unhashed now. The call below reads the inode's reference count under the
-        // inode's lock. The count includes every reference that was taken through this dentry
-        // before. A thread that takes its reference later sees that the dentry has changed, and
-        // drops the reference.
+        // No lookup finds the dentry any more. The call below reads the inode's reference count
+        // under the inode's lock. The count includes every reference that was taken through this
+        // dentry before. A later thread sees that the dentry has changed, and drops its reference.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {
             self.write(slot, &guard, |dcache| {
                 // The inode is in use, so make the hidden dentry visible again. If the name was
-                // invalidated meanwhile, no answer for the name may be cached. In that case store a
-                // stale parent key, for which no lookup searches.
+                // invalidated meanwhile, give it a stale key, so that no lookup finds it.
                 dcache.dentries.store_key(slot, seen.key.unless_cancelled(in_lookup));
                 dcache.dentries.store_body(slot, seen.body);
             });
@@ -372,7 +343,6 @@ impl Dcache {
         Ok((dead.parent, inode))
     }
 
-    /// Drops the references that an evicted dentry held.
     pub(super) fn put_evicted(&self, parent: DentrySlot, inode: InodeSlot) {
         if !inode.is_none() {
             self.put_inode(inode, 1);
@@ -380,7 +350,6 @@ impl Dcache {
         self.put(parent);
     }
 
-    /// Asks the cache's owner to drop its references on the inode of the dentry in `slot`.
     fn ask_to_forget(&self, slot: DentrySlot) {
         self.describe(slot, &mut |_, parent, name| {
             let superblock = self.inodes.superblock(parent);
@@ -388,8 +357,6 @@ impl Dcache {
         });
     }
 
-    /// Calls `then` with the inode of a dentry, the inode of its parent, and its name. Does nothing
-    /// if one of the two dentries changes while they are read.
     fn describe(&self, slot: DentrySlot, then: &mut dyn FnMut(InodeSlot, InodeSlot, Name<'_>)) {
         let seen = self.dentries.snapshot(slot);
         let mut copy = NameCopy::new();

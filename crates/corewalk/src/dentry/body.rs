@@ -14,16 +14,13 @@ bitflags! {
         const HASHED = 1;
         /// The dentry is the root of a file system. It has no name and is its own parent.
         const ROOT = 1 << 1;
-        /// Something is mounted on it.
         const MOUNTED = 1 << 2;
-        /// Its name continues in a long slot.
+        /// The dentry's name continues in a slot for long names.
         const LONG = 1 << 3;
         /// Any caller may search this directory: all users have execute permission, and there is no
         /// ACL.
         const SEARCHABLE = 1 << 4;
-        /// A directory.
         const DIRECTORY = 1 << 5;
-        /// A symbolic link.
         const SYMLINK = 1 << 6;
     }
 }
@@ -39,13 +36,11 @@ impl Body {
         Body(place | ((len as u64) << 24) | u64::from(flags.bits()))
     }
 
-    /// Returns the file system of the inode.
     #[inline]
     pub(crate) fn superblock(self) -> u32 {
         (self.0 >> 8) as u32 & 0xffff
     }
 
-    /// Returns the inode's slot, which is none for a negative dentry.
     #[inline]
     pub(crate) fn inode(self) -> InodeSlot {
         InodeSlot::new((self.0 >> 32) as u32)

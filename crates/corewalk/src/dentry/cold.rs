@@ -1,6 +1,4 @@
-//! The cold word of a slot, which path walks do not read. It has the slot's generation, the
-//! referenced bit, a bit for each half in use (for a dentry, for an inode), and the slot of the
-//! inode's next dentry.
+//! The cold word of a slot: a slot's fields that path walks do not read.
 //!
 //! Source: `dentry`.
 
@@ -12,21 +10,18 @@ pub(super) const GENERATION_SHIFT: u32 = 33;
 const REFERENCED: u64 = 1 << 31;
 const NEXT_MASK: u64 = (1 << 30) - 1;
 
-/// The word of a slot that path walks do not read. It is next to the slot's lockref (lock and
-/// reference count). Its layout is `generation << 33 | dentry half << 32 | referenced << 31 | inode
-/// half << 30 | next alias`.
+/// The cold word of a slot, next to the slot's lockref. Its layout is `generation << 33 | dentry
+/// half << 32 | referenced << 31 | inode half << 30 | next alias`.
 ///
-/// - The generation counts how often the slot was reused for another dentry. An identifier of a
-///   dentry contains its slot and its generation, so an identifier of an earlier dentry in the slot
-///   is recognised.
-/// - The bit `dentry half` tells whether the slot holds a dentry. The bit `inode half` tells
-///   whether it holds an inode.
+/// - The generation counts how often the slot was reused for another dentry. A dentry's identifier
+///   contains it, so the identifier of an earlier dentry in the slot is recognised.
+/// - `dentry half` and `inode half` tell whether the slot holds a dentry and an inode.
 /// - `next alias` is the slot of the next dentry of the same inode. Protected by that inode's lock.
-/// - Any thread sets the referenced bit, and reclaim clears it.
+/// - Any thread sets `referenced`, and reclaim clears it.
 pub(crate) struct Cold<'a>(pub(super) &'a AtomicU64);
 
-/// One of the two halves of a slot: the half for a dentry, or the half for an inode. Its value is a
-/// bit of the slot's cold word ([`Cold`]). The bit is set while the half is in use.
+/// One half of a slot, for a dentry or for an inode. Its value is the bit of the cold word that is
+/// set while the half is in use.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(super) enum Half {
@@ -35,7 +30,6 @@ pub(super) enum Half {
 }
 
 impl<'a> Cold<'a> {
-    /// Returns a view of the word.
     #[inline]
     pub(super) fn of(word: &'a AtomicU64) -> Cold<'a> {
         Cold(word)
@@ -46,8 +40,7 @@ impl<'a> Cold<'a> {
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Increments the generation of a slot whose dentry has died. Returns false if all generations
-    /// are used up: the slot must not hold a dentry again.
+    /// Returns false if all generations are used up. The slot must then not hold a dentry again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
@@ -60,18 +53,17 @@ impl<'a> Cold<'a> {
         next(before) >> GENERATION_SHIFT != u64::MAX >> GENERATION_SHIFT
     }
 
-    /// Allocates a half; false if it is in use.
     pub(super) fn take(&self, half: Half) -> bool {
-        // ORDERING(half): Acquire. Pairs with `Cold::release`, so that the new owner of this half
-        // of the slot sees all stores of its last owner.
+        // ORDERING(half): Acquire. The last owner freed this half with Release in `Cold::release`.
+        // Without Acquire, the new owner could miss the last owner's stores.
         self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
     }
 
-    /// Frees a half. Returns true if the slot is now free.
+    /// Returns true if the slot is now free.
     pub(super) fn release(&self, half: Half) -> bool {
-        // ORDERING(half): AcqRel. Release pairs with `Cold::take`, so that the next owner of this
-        // half sees this thread's stores. Acquire pairs with the release of the other half: the
-        // thread that frees the slot sees the stores to both halves.
+        // ORDERING(half): AcqRel. Release: the next owner takes the half in `Cold::take` with
+        // Acquire, and must see this thread's stores. Acquire: the thread that frees the slot must
+        // see the stores to both halves.
         let before = self.0.fetch_and(!(half as u64), Ordering::AcqRel);
         debug_assert!(before & half as u64 != 0, "a half is given back once");
         before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64
@@ -90,7 +82,6 @@ impl<'a> Cold<'a> {
         });
     }
 
-    /// Sets the referenced bit.
     #[inline]
     pub(crate) fn touch(&self) {
         // ORDERING: Relaxed. A hint for reclaim.
@@ -100,7 +91,6 @@ impl<'a> Cold<'a> {
         }
     }
 
-    /// Clears the referenced bit and returns whether it was set.
     pub(crate) fn clear_referenced(&self) -> bool {
         // ORDERING: Relaxed. A hint for reclaim.
         self.0.load(Ordering::Relaxed) & REFERENCED != 0

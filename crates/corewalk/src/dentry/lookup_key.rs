@@ -17,7 +17,6 @@ use super::{Body, DIRECTORY_ROOM, Flags, INLINE_MAX, INLINE_WORDS, PAIRS};
 use crate::hash::{HashKeys, NameHash, SHORT_WORDS};
 use crate::name::{Name, eight, name_words, padded};
 
-/// The flags of a hashed dentry with a long name.
 pub(super) const LONG_NAMED: Flags = Flags::HASHED.union(Flags::LONG);
 /// The bits of a dentry's body word that a comparison of names includes: the name's length,
 /// [`Flags::HASHED`] and [`Flags::LONG`].
@@ -31,7 +30,6 @@ pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
 /// (neither a symbolic link nor a mount point).
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
-/// The last component of a path. It consists of the bytes from `start` to the end of `path`.
 #[derive(Clone, Copy)]
 pub(crate) struct Component<'a> {
     pub(crate) path: &'a [u8],
@@ -49,9 +47,8 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Returns the lookup key of a path component, which matches only dentries with the flags in
-    /// `needed`. Branches on lengths are often mispredicted, so the only one tests for a path of
-    /// fewer than eight bytes.
+    /// Branches on lengths are often mispredicted, so the only branch tests for a path of fewer
+    /// than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -64,9 +61,6 @@ impl ShortLookupKey {
         ShortLookupKey { hash: keys.short_name(len, words), len, needed, words }
     }
 
-    /// Compares a dentry's body word with this key. Returns true if the dentry is hashed, is
-    /// neither a symbolic link nor a mount point, has the flags in `needed`, and its name has the
-    /// key's length.
     #[inline(always)]
     pub(super) fn is_of(&self, body: Body) -> bool {
         let needed = u64::from(self.needed.bits());
@@ -80,7 +74,6 @@ impl ShortLookupKey {
 #[derive(Clone, Copy)]
 pub(crate) struct LookupKey<'a> {
     pub(crate) name: Name<'a>,
-    /// The keyed hash of the name alone.
     pub(crate) hash: NameHash,
     /// The words of a dentry called `name`, as pairs of adjacent words: the body word, then the
     /// words of the name.
@@ -95,7 +88,6 @@ impl<'a> LookupKey<'a> {
         LookupKey::of_words(name, name_words(name.as_bytes()), keys)
     }
 
-    /// Returns the lookup key of a path component, without a branch on the component's length.
     #[inline(always)]
     pub(crate) fn of_component(component: Component<'a>, keys: &HashKeys) -> LookupKey<'a> {
         let name = Name::unchecked(&component.path[component.start..]);
@@ -107,10 +99,8 @@ impl<'a> LookupKey<'a> {
         let len = name.as_bytes().len();
         let flags = if len > INLINE_MAX { LONG_NAMED } else { Flags::HASHED };
         let named = ((len as u64) << 24) | u64::from(flags.bits());
-        // In a directory's dentry, the last pair of words is the inode number and the child
-        // generation. In other dentries it belongs to the name. So compare the last pair only for a
-        // name that is long enough to have words there. (A directory's dentry keeps the rest of
-        // such a long name in another slot.)
+        // In a directory's dentry, the last pair of words is no part of the name. So compare it
+        // only for a name that is long enough to have words there.
         let last = if len > 8 * DIRECTORY_ROOM { u64::MAX } else { 0 };
         LookupKey {
             name,
@@ -129,15 +119,13 @@ impl<'a> LookupKey<'a> {
     }
 }
 
-/// Returns the number of words of a name of `len` bytes.
 #[inline]
 pub(super) fn words_of(len: usize) -> usize {
     len.div_ceil(8)
 }
 
-/// A name of `len` bytes is read in words of eight bytes. Returns the index of the byte at which
-/// the word for byte `at` begins. This is `at`, unless the word would extend past the end of the
-/// name. In that case the word begins eight bytes before the end.
+/// Returns the index at which the eight-byte word for byte `at` begins. The word must not extend
+/// past the end of the name, so it may begin before `at`.
 #[inline(always)]
 pub(super) fn name_word_at(at: usize, len: usize) -> usize {
     at.min(len.saturating_sub(8))
@@ -149,13 +137,11 @@ impl Component<'_> {
         self.path.len() - self.start
     }
 
-    /// Returns the first `N` words of this component, in the form of [`name_words`]. If the
-    /// component has fewer than eight bytes, the load includes preceding bytes of the path, and a
-    /// shift removes them.
+    /// If the component has fewer than eight bytes, the load includes preceding bytes of the path,
+    /// and a shift removes them.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         let Component { path, start } = self;
-        // No byte precedes the first component.
         let Some(last) = path.len().checked_sub(8) else { return [padded(&path[start..]); N] };
         let excess = 8 * (start - start.min(last)) as u32;
         std::array::from_fn(|i| eight(path, (start + 8 * i).min(last)).wrapping_shr(excess))

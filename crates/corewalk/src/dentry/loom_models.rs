@@ -11,7 +11,6 @@ use super::cold::GENERATION_SHIFT;
 use super::*;
 use crate::name::padded;
 
-/// Returns an arena with one slot, whose two halves are in use, and the slot's number.
 fn one_slot() -> (Arc<Dentries>, u32) {
     let dentries = Dentries::new(4).unwrap();
     let slot = dentries.alloc_inode(DentrySlot::NONE, Group::Many).unwrap();
@@ -20,8 +19,6 @@ fn one_slot() -> (Arc<Dentries>, u32) {
     (Arc::new(dentries), slot.get())
 }
 
-/// Returns a word of a half of a slot (for a dentry or for an inode), which stands for the whole
-/// content of the half.
 fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     &dentries.hot.get(slot)[match half {
         Half::Dentry => 1,
@@ -29,9 +26,6 @@ fn word_of(dentries: &Dentries, slot: u32, half: Half) -> &AtomicU64 {
     }]
 }
 
-/// One thread owns the dentry half of a slot, and another its inode half. Each stores a word in its
-/// half, frees it with `free`, and allocates such a half again. Returns how often the first thread
-/// got the old slot again, and how often the second did.
 fn free_against_free(free: fn(&Dentries, Half, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -81,11 +75,11 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
 fn control_half_in_two_steps_is_caught() {
     free_against_free(|dentries, half, slot| {
         let word = dentries.cold_of(slot).0;
-        // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the load
-        // and the store are two separate steps.
+        // ORDERING: Acquire, as in the original. The bug is that the load and the store are two
+        // steps.
         let before = word.load(Ordering::Acquire);
-        // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the load
-        // and the store are two separate steps.
+        // ORDERING: Release, as in the original. The bug is that the load and the store are two
+        // steps.
         word.store(before & !(half as u64), Ordering::Release);
         if before & (Half::Dentry as u64 | Half::Inode as u64) == half as u64 {
             dentries.hot.free(slot);
@@ -102,11 +96,11 @@ fn control_generation_that_is_stored_is_caught() {
     free_against_free(|dentries, half, slot| {
         if let Half::Dentry = half {
             let word = dentries.cold_of(slot).0;
-            // ORDERING: Acquire. The ordering is not the bug of this variant. The bug is that the
-            // load and the store are two separate steps.
+            // ORDERING: Acquire, as in the original. The bug is that the load and the store are two
+            // steps.
             let before = word.load(Ordering::Acquire);
-            // ORDERING: Release. The ordering is not the bug of this variant. The bug is that the
-            // load and the store are two separate steps.
+            // ORDERING: Release, as in the original. The bug is that the load and the store are two
+            // steps.
             word.store(before.wrapping_add(1 << GENERATION_SHIFT), Ordering::Release);
         }
         dentries.free_half(half, slot);
@@ -128,9 +122,6 @@ fn control_relaxed_release_of_a_half_is_caught() {
     });
 }
 
-/// A slot holds a dentry and its inode. One thread frees the dentry. Meanwhile a second thread
-/// calls `take`, which allocates a new dentry in the same slot. Returns how often `take` failed
-/// because the old dentry was still there, and how often it succeeded.
 fn free_against_take(take: fn(&Dentries, u32) -> bool) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let (dentries, slot) = one_slot();
@@ -194,9 +185,6 @@ fn image(dentries: &Dentries, name: &[u8]) -> Image {
     dentries.new_image(key, 0, InodeSlot::NONE, name, Flags::HASHED, words).unwrap()
 }
 
-/// A dentry is renamed from the long name `OLD` to the long name `NEW`. Then `reuse` stores other
-/// words in the slot of `OLD`. Meanwhile a reader reads the name. Returns how often its validation
-/// failed, how often it read `OLD`, and how often `NEW`.
 fn reuse_against_name(reuse: fn(&Dentries)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let dentries = Arc::new(Dentries::new(4).unwrap());

@@ -25,9 +25,9 @@ impl ParentKey {
         self.0 & 0xffff_ffff == 0
     }
 
-    /// Returns this key. If an invalidation has cancelled the fill (the caching of the back end's
-    /// answer), returns a stale key instead, which no lookup finds. The caller is inside the write
-    /// section that makes the name visible (see `KeyGuard::is_fill_cancelled`).
+    /// Returns a stale key if an invalidation has cancelled the fill (the caching of the back end's
+    /// answer). The caller is inside the write section that makes the name visible (see
+    /// `KeyGuard::is_fill_cancelled`).
     pub(crate) fn unless_cancelled(self, in_lookup: &KeyGuard<'_>) -> ParentKey {
         if in_lookup.is_fill_cancelled() { ParentKey::stale(self.parent()) } else { self }
     }

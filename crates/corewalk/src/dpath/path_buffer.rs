@@ -19,31 +19,25 @@ use crate::mount::Mount;
 use crate::read_set::{Growth, ReadSet, STEPS};
 use crate::slot::DentrySlot;
 
-/// Bytes on the stack: those for a path, and [`WINDOW`].
 const BYTES: usize = 256 + WINDOW;
 /// The number of bytes in front of the path that prepending an inline name may overwrite: the name
 /// and its `/`, and eight bytes more.
 const WINDOW: usize = LENGTHS + 8;
-/// A power of two that is larger than the length of any inline name.
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
 
 /// A path under construction: its names are prepended one by one, from the leaf to the root.
 pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
-    /// The dentries on the way.
     read_set: ReadSet<N>,
     first: [u8; BYTES],
     storage: Storage<'b>,
     /// True if the path did not fit into `first`.
     has_left_stack: bool,
-    /// The index in the buffer at which the path begins. The path ends where the buffer ends.
     start: usize,
     is_too_long: bool,
     pub(crate) kind: PathKind,
-    /// The dentry at which the pass ended.
     pub(crate) top: DentrySlot,
 }
 
-/// Where the bytes of a path are.
 enum Storage<'b> {
     /// In `first`, and then in a vector.
     Own,
@@ -54,14 +48,12 @@ enum Storage<'b> {
 }
 
 impl PathBuffer<'static> {
-    /// Returns a path buffer that allocates memory for a long path.
     pub(crate) fn new() -> PathBuffer<'static> {
         PathBuffer::with(Storage::Own, Growth::Allowed)
     }
 }
 
 impl<'b, const N: usize> PathBuffer<'b, N> {
-    /// Returns a path buffer that allocates no memory. The path must fit into `buf`.
     pub(crate) fn lent(buf: &'b mut [u8]) -> PathBuffer<'b, N> {
         PathBuffer::with(Storage::OwnAndLent(buf), Growth::Refused)
     }
@@ -89,8 +81,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.top = DentrySlot::NONE;
     }
 
-    /// Prepends the names from `slot` up to `root`. If `root` is none, continues up to the root of
-    /// the file system.
     pub(crate) fn prepend(
         &mut self,
         dcache: &Dcache,
@@ -104,7 +94,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Prepends the names from the dentry `slot` in `mount` up to `root`, across mount points.
     /// `root` is a mount number and a dentry. If it is None or not above the dentry, continues up
     /// to the root of the namespace.
     ///
@@ -186,8 +175,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.is_truncated() || (must_look && !self.is_unchanged(dcache))
     }
 
-    /// Prepends a `/` and an inline name to the path. Returns false if the buffer is too small for
-    /// copying whole words of the name.
     #[inline(always)]
     fn prepend_name(&mut self, line: &Line<'_>, body: Body) -> bool {
         if self.start < WINDOW && !self.grow(WINDOW) {
@@ -203,8 +190,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Prepends a `/` and a name of any length to the path. Overwrites no bytes in front of the
-    /// `/`, unlike `prepend_words`.
+    /// Overwrites no bytes in front of the `/`, unlike `prepend_words`.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -223,8 +209,7 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Makes room for at least `wanted` more bytes in front of the path. Returns false if a lent
-    /// buffer is too small.
+    /// Returns false if a lent buffer is too small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
@@ -258,7 +243,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Returns the collected names, each with a `/` before it.
     pub(crate) fn path(&self) -> &[u8] {
         match &self.storage {
             Storage::Own | Storage::OwnAndLent(_) => &self.first[self.start..],
@@ -267,7 +251,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Returns the path, `/` if there is no name in it.
     pub(crate) fn whole(&self) -> &[u8] {
         match self.path() {
             [] => b"/",
@@ -275,9 +258,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Moves the path to the end of the lent buffer, if it is not there yet. Returns the index at
-    /// which the path begins.
-    ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit.
     pub(crate) fn into_buffer(self) -> Result<usize, Errno> {
@@ -299,12 +279,10 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// Returns true if nothing that was collected has changed since.
     pub(crate) fn is_unchanged(&self, dcache: &Dcache) -> bool {
         self.read_set.is_unchanged(&dcache.dentries)
     }
 
-    /// Returns the dentries that were collected, the leaf first.
     pub(super) fn slots(&self) -> impl Iterator<Item = DentrySlot> + '_ {
         self.read_set.slots()
     }
@@ -314,7 +292,6 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         self.read_set.is_truncated()
     }
 
-    /// Returns how many steps can be checked.
     #[cfg(test)]
     pub(super) fn steps(&self) -> usize {
         self.read_set.len()

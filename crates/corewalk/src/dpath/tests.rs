@@ -19,8 +19,6 @@ use crate::{
 
 const DEPTH: usize = 8;
 
-/// Returns a namespace with [`DEPTH`] nested directories, `/d0/d1` and so on. The innermost
-/// contains a file `f`, and each directory has a sibling, which is a file.
 fn chain() -> Arc<Vfs> {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
     let vfs = vfs.unwrap();
@@ -39,8 +37,6 @@ fn make<'v>(vfs: &'v Vfs, dir: &InodeRef<'_>, name: &str, mode: u32) -> InodeRef
     vfs.make(&Cred::root(), dir, name, Make::new(mode | 0o755, 0, 0)).unwrap().0
 }
 
-/// Returns the directory at `depth` in the chain `/d0/d1/...` (0 is the root), or above [`DEPTH`]
-/// the file `f` at its end.
 fn place(vfs: &Vfs, depth: usize) -> PathRef<'_> {
     let mut path = String::from("/.");
     (0..depth.min(DEPTH)).for_each(|i| path.push_str(&format!("/d{i}")));
@@ -57,18 +53,12 @@ fn rename(vfs: &Vfs, dir: &PathRef<'_>, from: &str, to: &str) {
     vfs.rename(&Cred::root(), (&dir, from), (&dir, to), RenameMode::NoReplace).unwrap();
 }
 
-/// Returns what one attempt has collected: the path, its kind, the dentry at which it ended, and
-/// the number of dentries read.
 fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) {
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
 /// A translation may read the dentries of a path several times (in passes). A pass must not use
 /// state of an earlier pass. Trap T8 in `traps.md`.
-///
-/// The test renames one name of the path after another. Each time the attempt must fail, and the
-/// next attempt must give the same result as a fresh buffer. A rename of another name must not make
-/// the attempt fail.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();
@@ -90,8 +80,6 @@ fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     }
 }
 
-/// Translates dentries of different depths and kinds with one path buffer, which `clear` resets
-/// each time. Each result must equal that of a fresh buffer.
 fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     let vfs = chain();
     let removed = place(&vfs, DEPTH + 1);
@@ -114,8 +102,7 @@ fn translate_in_turn(clear: fn(&mut PathBuffer<'static>)) {
     }
 }
 
-/// An attempt of a translation must not use state of an earlier one. `PathBuffer::clear` resets all
-/// state of a path buffer. Trap T8 in `traps.md`.
+/// `PathBuffer::clear` must reset all state of an earlier translation. Trap T8 in `traps.md`.
 #[test]
 fn path_buffer_that_is_cleared_keeps_nothing() {
     translate_in_turn(PathBuffer::clear);
@@ -134,8 +121,8 @@ fn control_path_buffer_that_keeps_its_kind_is_caught() {
     });
 }
 
-/// An attempt of a translation must not use state of an earlier one. `clear` also resets the error
-/// of a path that was too long for the buffer. Trap T8 in `traps.md`.
+/// `PathBuffer::clear` must also reset the error of a path that was too long for the buffer. Trap
+/// T8 in `traps.md`.
 #[test]
 fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     let vfs = Vfs::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), VfsOptions::default());
@@ -155,8 +142,6 @@ fn path_buffer_that_was_too_long_fits_after_it_is_cleared() {
     assert_eq!(buffer.into_buffer(), Ok(300 - 251));
 }
 
-/// Translates `leaf` to its path on another thread, under locks, while this thread holds `held`.
-/// Returns true if the translation had to wait.
 fn waits_for<L>(leaf: &PathRef<'_>, held: L) -> bool {
     let dcache = &leaf.vfs.dcache;
     thread::scope(|scope| {
@@ -214,8 +199,6 @@ fn optimistic_passes_alone_never_end_under_a_storm() {
     drop(still);
 }
 
-/// The statistics of path translations must count attempts that failed, and attempts under locks.
-/// They must not count attempts that succeeded without a lock.
 #[test]
 fn passes_of_translations_are_counted() {
     const TRANSLATIONS: usize = 5_000_000;
@@ -252,8 +235,7 @@ fn passes_of_translations_are_counted() {
     assert!(fallbacks <= retries / u64::from(OPTIMISTIC_PASSES), "{retries} and {fallbacks}");
 }
 
-/// Checks a path translation under the lock `topology`, which stops moves of directories. When the
-/// flags of a dentry change during the read of its name, the translation reads the name again. The
+/// A path translation under locks reads a name again if the flags of its dentry have changed. The
 /// second copy must replace the first.
 #[test]
 fn locked_pass_beside_marks_grows_and_stays_whole() {

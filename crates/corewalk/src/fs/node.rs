@@ -33,7 +33,6 @@ pub(crate) trait PathSource: Sync {
     /// the back end's call returns.
     fn path(&self) -> Result<Vec<u8>, Errno>;
 
-    /// Returns paths by other names. Each was valid at some instant.
     fn other_paths(&self) -> Vec<Vec<u8>>;
 }
 

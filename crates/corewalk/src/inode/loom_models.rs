@@ -15,15 +15,12 @@ const NEW: Perm = Perm { mode: mode::S_IFDIR | 0o722, uid: 2, gid: 2, has_acl: t
 
 const SLOT: InodeSlot = InodeSlot::new(1);
 
-/// Returns an inode table with one inode in the slot [`SLOT`], with the permissions [`OLD`].
 fn one_inode() -> Arc<Inodes> {
     let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
     inodes.store_perm(SLOT, OLD, true);
     Arc::new(inodes)
 }
 
-/// Changes an inode's permissions with `change`, while a reader reads them. Counts how often they
-/// were unknown, old, and new.
 fn change_against_perm(change: fn(&Inodes)) -> [usize; 3] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -64,9 +61,6 @@ fn control_change_of_a_known_record_is_caught() {
     });
 }
 
-/// A reader asks the back end for unknown permissions, and stores the answer with `install`.
-/// Meanwhile another thread changes the permissions. Counts how often the answer was from before
-/// the change, and from after it.
 fn install_against_change(install: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -116,9 +110,6 @@ fn control_install_without_a_ticket_is_caught() {
     });
 }
 
-/// Two threads change the permissions at the same time. The back end makes the two changes one
-/// after the other. Each then calls `end` to update the permission record. Returns how often the
-/// permissions are unknown afterwards, and how often known.
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
@@ -163,8 +154,6 @@ fn control_change_that_ends_last_is_caught() {
     });
 }
 
-/// Frees an inode and gives its slot to another. Meanwhile a reader looks up the first by its
-/// number with `get`. Returns how often it missed the first inode, and how often it found it.
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
@@ -217,15 +206,14 @@ fn attr(ino: u64) -> Attr {
     }
 }
 
-/// Drops a reference, and frees the inode with the last one.
 fn put(inodes: &Inodes, dentries: &Dentries, slot: InodeSlot) {
     if inodes.put(slot, 1) {
         inodes.free(slot, dentries);
     }
 }
 
-/// A slot may be reused between the lookup of an inode and the reference on it. The test checks
-/// that a lookup by number returns the wanted inode or none. Trap T55 in `traps.md`.
+/// A slot may be reused between the lookup of an inode and the reference on it. A lookup by number
+/// must return the wanted inode or none. Trap T55 in `traps.md`.
 #[test]
 fn get_by_number_beside_reuse_gets_that_inode_or_none() {
     assert_all_reached(&reuse_against_get(|inodes, dentries| {

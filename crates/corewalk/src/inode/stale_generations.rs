@@ -28,9 +28,8 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Adds the inode in `slot` to the list. The caller then inserts a new inode with the same
-    /// number and another generation in the inode table. Meanwhile the caller holds a reference on
-    /// the old inode, and the lock of the table's stripe for this number.
+    /// The caller then inserts the new inode in the inode table. It holds a reference on the old
+    /// inode, and the table's lock for this number.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
@@ -39,7 +38,6 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Removes a dead inode.
     pub(super) fn remove(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.remove(&(superblock, ino, slot));
@@ -48,8 +46,7 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// Calls `get` with the slot of each listed inode that has the number `ino`. Returns the slots
-    /// for which `get` returned true. Meanwhile no slot leaves the list.
+    /// No slot leaves the list while `get` runs.
     #[inline]
     pub(super) fn get(
         &self,
@@ -70,7 +67,6 @@ impl StaleGenerations {
         range.map(|&(_, _, slot)| slot).filter(|&slot| get(slot)).collect()
     }
 
-    /// Runs `work` under the lock of the list.
     pub(super) fn alone<R>(&self, work: impl FnOnce() -> R) -> R {
         let _list = self.list.lock();
         work()

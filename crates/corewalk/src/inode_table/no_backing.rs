@@ -18,17 +18,12 @@ use crate::name::Name;
 /// The inode number of the root, as in the FUSE protocol.
 pub(super) const ROOT_INO: u64 = 1;
 
-/// Number of shards of the user data.
 const SHARDS: usize = 64;
 
-/// The inode numbers of one shard, and their user data.
 type Shard<T> = CachePadded<Mutex<HashMap<u64, Arc<T>, RandomState>>>;
 
-/// A name, with the number of its directory.
 type Key = (u64, Box<[u8]>);
 
-/// The user data of the inodes, by number.
-///
 /// # Invariants
 /// - N.1: the data of an inode is stored before the inode's number enters the cache, and is dropped
 ///   after the cache has dropped the inode.
@@ -73,20 +68,16 @@ impl<T> NoBacking<T> {
         self.shard(ino).lock().insert(ino, Arc::new(data));
     }
 
-    /// Returns the user data of an inode to which the caller has a reference.
     pub(super) fn data(&self, ino: u64) -> Arc<T> {
         Arc::clone(self.shard(ino).lock().get(&ino).expect("N.1: an inode has data"))
     }
 
-    /// Makes `lookup` find the inode with the attributes `attr` at a name, until the returned value
-    /// is dropped.
     pub(super) fn find(&self, dir: u64, name: Name<'_>, attr: Attr) -> Found<'_, T> {
         let key = (dir, Box::from(name.as_bytes()));
         self.found.lock().insert(key.clone(), attr);
         Found { backing: self, key, ino: attr.ino }
     }
 
-    /// Returns the number of inodes with data.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()

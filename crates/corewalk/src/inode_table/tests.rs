@@ -11,7 +11,6 @@ fn new() -> InodeTable<u32> {
     InodeTable::new(0, options).expect("a table")
 }
 
-/// A name that is entered twice must be one node, which keeps the first user data.
 #[test]
 fn name_entered_twice_is_one_node() {
     let table = new();
@@ -25,8 +24,6 @@ fn name_entered_twice_is_one_node() {
     assert_eq!(table.child(77, b"g").err(), Some(Errno::STALE));
 }
 
-/// A name that is entered with another kind of file must be a new node, because the storage has
-/// replaced the file.
 #[test]
 fn name_of_another_kind_is_a_new_node() {
     let table = new();
@@ -38,8 +35,6 @@ fn name_of_another_kind_is_a_new_node() {
     assert_eq!(nodes[0].path(), Err(Errno::NOENT));
 }
 
-/// A name is entered for one file and then for another. The second file must get a new node, and
-/// the first must keep its data.
 #[test]
 fn name_of_another_file_is_a_new_node() {
     let table = new();
@@ -130,7 +125,6 @@ fn removed_link_leaves_the_other_name() {
     assert_eq!(table.linked(&table.root(), &root, name("b")), Err(Errno::PERM));
 }
 
-/// The data of a node must be dropped once, after its last lookup and its last reference.
 #[test]
 fn data_lives_as_long_as_the_node() {
     let count = Arc::new(());
@@ -169,8 +163,6 @@ fn unused_entries_are_evicted() {
     assert_eq!(table.path(held).unwrap(), b"/held");
 }
 
-/// Threads enter, rename and remove names of their own in one directory, and look up each other's
-/// names. Each must always find the names that it has entered.
 #[test]
 fn threads_find_their_own_changes() {
     const THREADS: u32 = 4;

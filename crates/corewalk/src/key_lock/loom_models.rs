@@ -14,7 +14,6 @@ use super::*;
 const KEY: u64 = 4;
 const NEIGHBOUR: u64 = 8;
 
-/// The locks under test, and an atomic word: the data that a lock protects.
 struct Shared {
     locks: KeyLocks,
     word: AtomicU64,
@@ -25,7 +24,6 @@ impl Shared {
         Arc::new(Shared { locks: KeyLocks::new(SHARDS_FEW), word: AtomicU64::new(0) })
     }
 
-    /// Adds one in two steps.
     fn add(&self) -> u64 {
         // ORDERING: Relaxed. Two threads call this function under the lock of a key. The model
         // checks that the lock makes their stores visible to each other.
@@ -36,9 +34,6 @@ impl Shared {
     }
 }
 
-/// The main thread and a spawned thread increment a word, each while it holds the lock of the same
-/// key. Meanwhile a third thread runs `beside`. Returns how often the spawned thread was the first
-/// to increment the word, and how often it was the second.
 fn two_holders(beside: fn(&KeyLocks)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::new();
@@ -80,9 +75,6 @@ fn key_lock_has_one_holder_beside_a_cancelled_fill() {
     assert_all_reached(&two_holders(|locks| locks.cancel_fill(KEY)));
 }
 
-/// The holder of a lock changes a word and then calls `is_fill_cancelled`. Meanwhile another thread
-/// cancels the holder's fill (forbids it to cache an answer) and then reads the word. Counts
-/// whether that thread saw the change.
 fn change_against_cancel(is_fill_cancelled: fn(KeyGuard<'_>) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();

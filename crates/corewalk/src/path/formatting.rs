@@ -51,7 +51,6 @@ impl PathFormat<'_> {
         }
     }
 
-    /// Returns the texts before and after a path of this kind.
     fn prefix_and_suffix(self, kind: PathKind) -> Result<[&'static [u8]; 2], Errno> {
         match (self, kind) {
             (Self::DPath(_), PathKind::Unlinked) => Ok([b"", b" (deleted)"]),
@@ -65,7 +64,6 @@ impl PathFormat<'_> {
         }
     }
 
-    /// Returns the error for a text that does not fit.
     fn too_long(self) -> Errno {
         if matches!(self, Self::Getcwd(_)) { Errno::RANGE } else { Errno::NAMETOOLONG }
     }

@@ -61,9 +61,8 @@ impl Vfs {
         })
     }
 
-    /// Takes the in-lookup lock of the mount point's name. While it is held, the name is neither
-    /// removed nor renamed (invariant M.2 of `mount`). Returns None if the mount point is a root,
-    /// which has no name.
+    /// While the lock is held, the name is neither removed nor renamed (invariant M.2 of `mount`).
+    /// Returns None if the mount point is a root, which has no name.
     ///
     /// # Errors
     /// `ENOENT` if the mount point has been removed.

@@ -6,15 +6,14 @@ use std::sync::Arc;
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-/// Number of maps for open files. Threads with different handles rarely wait for each other.
 const SHARDS: usize = 16;
 
 /// The open files, by handle. Handles start at 1 and are never reused, so an old handle does not
 /// find another file.
 pub(super) struct Files<T> {
     next: AtomicU64,
-    /// The open files by handle, in maps that each have a mutex. A handle is in the map whose index
-    /// is the handle modulo the number of maps.
+    /// Each map has a mutex. A handle is in the map whose index is the handle modulo the number of
+    /// maps.
     shards: [Mutex<HashMap<u64, Arc<T>>>; SHARDS],
 }
 
@@ -27,7 +26,6 @@ impl<T> Files<T> {
         &self.shards[handle as usize % SHARDS]
     }
 
-    /// Adds an open file and returns its handle.
     pub(super) fn add(&self, file: T) -> u64 {
         // ORDERING: Relaxed. The addition alone makes each handle unique.
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
@@ -35,13 +33,11 @@ impl<T> Files<T> {
         handle
     }
 
-    /// Returns the open file of a handle.
     pub(super) fn get(&self, handle: u64) -> Option<Arc<T>> {
         self.shard(handle).lock().get(&handle).cloned()
     }
 
-    /// Removes a handle. The open file is dropped, without a lock, when the last call that uses it
-    /// ends.
+    /// The open file is dropped, without a lock, when the last call that uses it ends.
     pub(super) fn remove(&self, handle: u64) {
         let removed = self.shard(handle).lock().remove(&handle);
         drop(removed);

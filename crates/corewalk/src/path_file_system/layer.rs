@@ -18,7 +18,7 @@ use crate::fs::{
 };
 use crate::name::Name;
 
-/// The access to an open file that a call needs. The values are those of `O_ACCMODE` in open(2).
+/// The values are those of `O_ACCMODE` in open(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Access {
@@ -26,9 +26,7 @@ enum Access {
     Write = 1,
 }
 
-/// The mask of the access mode in the flags of open(2).
 const O_ACCMODE: u32 = 3;
-/// The access mode for reads and writes.
 const O_RDWR: u32 = 2;
 /// The flags of open(2) that are not passed to a back end:
 /// - `O_APPEND` would move all writes through the open file to the end of the file, also those of
@@ -58,9 +56,9 @@ impl<F: PathFileSystem> ByPath<F> {
         &self.fs
     }
 
-    /// Runs `call` with the path of `node` and with an open file that allows `access`. If the
-    /// node's handle does not allow it, opens the file for this call alone. That happens with a
-    /// writeback cache: the kernel may read through a handle that is open only for writing.
+    /// If the node's handle does not allow `access`, opens the file for this call alone. That
+    /// happens with a writeback cache: the kernel may read through a handle that is open only for
+    /// writing.
     fn with_file<T>(
         &self,
         node: Node<'_>,
@@ -74,10 +72,6 @@ impl<F: PathFileSystem> ByPath<F> {
         }
     }
 
-    /// Runs `call` with the path of `node` and the client's own open file.
-    ///
-    /// # Errors
-    /// `EBADF` if the node's handle is that of no open file; the errors of `call`.
     fn with_open<T>(
         &self,
         node: Node<'_>,
@@ -88,13 +82,11 @@ impl<F: PathFileSystem> ByPath<F> {
     }
 }
 
-/// An open file, with the access mode of open(2).
 struct OpenFile<T> {
     access: u32,
     file: T,
 }
 
-/// Returns the path of a node, relative to the root.
 fn path_of(node: Node<'_>) -> Result<PathBuf, Errno> {
     let mut path = node.path()?;
     if path.first() == Some(&b'/') {
@@ -103,7 +95,6 @@ fn path_of(node: Node<'_>) -> Result<PathBuf, Errno> {
     Ok(OsString::from_vec(path).into())
 }
 
-/// Returns the path of a name in a directory.
 fn child(dir: Node<'_>, name: Name<'_>) -> Result<PathBuf, Errno> {
     Ok(path_of(dir)?.join(OsStr::from_bytes(name.as_bytes())))
 }

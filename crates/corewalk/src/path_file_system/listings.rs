@@ -32,7 +32,6 @@ use crate::attr::{Attr, FileKind};
 use crate::fs::{DirEntry, DirSink};
 use crate::name::Name;
 
-/// Number of listings that are kept for their next pages.
 const KEPT: usize = 8;
 /// Minimum number of entries of a listing that is kept. A smaller directory is cheap to list again,
 /// and many small listings must not evict a large one.
@@ -44,39 +43,31 @@ const IDLE_MAX: u32 = 30;
 /// 2^63 - 2, as a FUSE server needs.
 const LOST_BITS: u32 = 2;
 
-/// The kept listings of directories.
 pub(super) struct Listings {
     hash: RandomState,
     /// Protected by its own mutex.
     kept: Mutex<Kept>,
 }
 
-/// The kept listings.
 #[derive(Default)]
 struct Kept {
     /// Listings for the next pages of clients, the least recently read first. A directory has at
     /// most one: the newest.
     queue: VecDeque<Listing>,
-    /// The number of listings that have begun.
     begun: u64,
-    /// The highest number of a dropped listing (listings are numbered in the order in which they
-    /// begin). No listing with a lower number enters `queue` any more. Otherwise a client of the
-    /// dropped listing could continue with an older one.
+    /// The highest number of a dropped listing. A listing with a lower number is not kept.
+    /// Otherwise a client of the dropped listing could continue with an older one.
     evicted: u64,
 }
 
-/// All entries of a directory.
 #[derive(Clone)]
 struct Listing {
     path: PathBuf,
-    /// The number of this listing, in the order in which listings begin.
     number: u64,
-    /// The number of calls of [`Listings::age`] since a client last read from this listing.
     idle: u32,
     entries: Arc<[Listed]>,
 }
 
-/// An entry of a listing.
 struct Listed {
     cookie: u64,
     name: OsString,
@@ -85,7 +76,6 @@ struct Listed {
     attr: Option<Attr>,
 }
 
-/// Collects the entries that a back end reports.
 pub(super) struct Collector<'a> {
     hash: &'a RandomState,
     entries: Vec<Listed>,
@@ -96,9 +86,6 @@ impl Listings {
         Listings { hash: RandomState::new(), kept: Mutex::default() }
     }
 
-    /// Reports the entries of the directory at `path` after the position `cookie` to `sink`. If no
-    /// kept listing of the directory can be used, gets all its entries from the back end with
-    /// `list`.
     pub(super) fn read(
         &self,
         path: PathBuf,
@@ -131,7 +118,6 @@ impl Listings {
         Ok(())
     }
 
-    /// Returns the number of a listing that begins now.
     fn begin(&self) -> u64 {
         let mut kept = self.kept.lock();
         kept.begun += 1;
@@ -147,8 +133,6 @@ impl Listings {
         Some(entries)
     }
 
-    /// Keeps a listing for the next pages of its readers, unless a newer listing of the directory
-    /// is kept. Drops an older one.
     fn keep(&self, listing: Listing) {
         let mut kept = self.kept.lock();
         let other = kept.queue.iter().position(|other| other.path == listing.path);
@@ -171,7 +155,6 @@ impl Listings {
         drop((replaced, oldest));
     }
 
-    /// Drops the listings that no client has read for long.
     pub(super) fn age(&self) {
         let mut kept = self.kept.lock();
         kept.queue.iter_mut().for_each(|listing| listing.idle += 1);
@@ -186,7 +169,6 @@ impl Listings {
 }
 
 impl Collector<'_> {
-    /// Adds an entry, unless its name is `.`, `..` or invalid.
     pub(super) fn add(&mut self, entry: PathEntry<'_>) {
         let PathEntry { name, kind, ino, attr } = entry;
         if Name::new(name.as_bytes()).is_ok() {

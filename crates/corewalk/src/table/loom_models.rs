@@ -17,14 +17,11 @@ type Table = super::Table<OfDentry>;
 const BARE: u32 = 7;
 const TAGGED: u32 = 0x0005_0007;
 
-/// A table with one bucket, and an atomic word that plays the content of a slot.
 struct Filled {
     table: Table,
     content: AtomicU64,
 }
 
-/// Fills slot 1 and inserts it under `hash` with `insert`, while a reader looks up `hash`. Returns
-/// how often the reader missed the slot, and how often it found it.
 fn insert_against_find(hash: u32, insert: fn(&Table, u32)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 4, 7).unwrap();
@@ -97,9 +94,8 @@ fn control_relaxed_slot_is_caught() {
     });
 }
 
-/// Slots in a bucket that is a chain of three cache lines. Slot `FIRST` is the last entry of the
-/// first line, which is full. Slot `MIDDLE` is the only entry of the middle line, and `LAST` is the
-/// only entry of the last line.
+/// Slots in a bucket of three cache lines: `FIRST` is the last entry of the full first line.
+/// `MIDDLE` and `LAST` are alone in the two other lines.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
@@ -118,9 +114,6 @@ fn chain(buckets: u32) -> Table {
     table
 }
 
-/// Runs `change`, which frees the middle one of a bucket's three cache lines. Meanwhile a reader
-/// looks up the entry in the last line, first without the bucket's lock and then with it. Returns
-/// how often the first lookup missed the entry, and how often it found it.
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Arc::new(chain(buckets));
@@ -186,9 +179,6 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
-/// Splits the only bucket of a table with `split`. Meanwhile a reader looks up an entry that moves,
-/// first without the lock and then with it. Returns how often the first lookup missed the entry,
-/// and how often it found it.
 fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 8, 7).unwrap();
@@ -217,8 +207,8 @@ fn split_against_find(split: fn(&Table)) -> [usize; 2] {
     })
 }
 
-/// While a split moves an entry to another bucket, a lookup with the lock must find it. Without the
-/// lock it may miss the entry. Trap T12 in `traps.md`.
+/// While a split moves an entry to another bucket, a lookup with the lock must find it. Trap T12 in
+/// `traps.md`.
 #[test]
 fn entry_that_a_split_moves_is_found_under_the_lock() {
     assert_all_reached(&split_against_find(|table| assert!(table.split())));
@@ -237,9 +227,6 @@ fn control_split_without_the_lock_is_caught() {
     });
 }
 
-/// Runs `change`, which moves an entry from the second cache line of its bucket to the first.
-/// Meanwhile another thread looks the entry up under the lock. Counts in which line it found the
-/// entry.
 fn ranks_against_find(change: fn(&Table)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let table = Table::new("model", 64, 7).unwrap();

@@ -38,8 +38,6 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 /// Maximum number of pages that one fallocate(2) reserves: 1 TiB.
 const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
 
-/// The content of a regular file.
-///
 /// All fields are protected by the lock of the content (`inode::File::content`).
 ///
 /// # Invariants
@@ -53,18 +51,15 @@ pub(super) struct FileContent {
 }
 
 impl FileContent {
-    /// Returns the size in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Returns the number of charged pages.
     pub(super) fn charged_pages(&self) -> u64 {
         self.map.as_ref().map_or(0, |map| map.charged())
     }
 
-    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
-    /// length of `buf` only at the end of the file.
+    /// Reads fewer bytes than `buf` has only at the end of the file.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match &self.map {
@@ -74,9 +69,8 @@ impl FileContent {
         len
     }
 
-    /// Returns the offset of the next data or hole, as `what` says, at or behind `offset`. The end
-    /// of the file is a hole. `ENXIO` if `offset` is at or behind the end, or no data follows for
-    /// `Seek::Data`.
+    /// The end of the file is a hole. `ENXIO` if `offset` is at or behind the end, or no data
+    /// follows for `Seek::Data`.
     pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -92,8 +86,7 @@ impl FileContent {
         Ok((found * PAGE_BYTES).clamp(offset, self.size))
     }
 
-    /// Writes `bytes` at `offset` and returns the number of bytes. The number is smaller than the
-    /// length of `bytes` if space runs out or the largest size is reached.
+    /// Writes fewer bytes than given if space runs out or the largest size is reached.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is no space for the
@@ -123,13 +116,11 @@ impl FileContent {
         }
     }
 
-    /// Checks a new size. `EFBIG` if it is too large.
     pub(super) fn check_size(size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// Sets the size. A larger size adds a hole. A smaller or equal size frees all pages behind it,
-    /// also reserved ones, as on ext4 and the kernel's tmpfs.
+    /// A larger size adds a hole.
     ///
     /// # Errors
     /// The errors of [`FileContent::check_size`].
@@ -191,20 +182,18 @@ impl FileContent {
         Ok(())
     }
 
-    /// Drops the content for good and uncharges its pages.
     pub(super) fn discard(&mut self, space: &Budget) {
         self.remove(0..u64::MAX, space);
         self.size = 0;
         self.is_discarded = true;
     }
 
-    /// Checks that the content may be changed. `ESTALE` after `discard`, because no page of a
-    /// discarded content may be charged (invariant D.5).
+    /// `ESTALE` after `discard`, because no page of a discarded content may be charged (invariant
+    /// D.5).
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }
 
-    /// Removes the range and moves the bytes behind it down.
     fn collapse(&mut self, range: Range<u64>, space: &Budget) -> Result<(), Errno> {
         if !is_whole_pages(&range) || range.end >= self.size {
             return Err(Errno::INVAL);
@@ -218,7 +207,6 @@ impl FileContent {
         Ok(())
     }
 
-    /// Inserts a hole and moves the bytes behind it up.
     fn insert(&mut self, range: Range<u64>) -> Result<(), Errno> {
         if !is_whole_pages(&range) || range.start >= self.size {
             return Err(Errno::INVAL);
@@ -239,14 +227,11 @@ impl FileContent {
         self.map.get_or_insert_default()
     }
 
-    /// Returns how many of `pages` are not charged.
     fn missing_in(&self, pages: &Range<u64>) -> u64 {
         let charged = self.map.as_ref().map_or(0, |map| map.charged_in(pages.clone()));
         pages.end - pages.start - charged
     }
 
-    /// Charges the budget for each page of `pages` that is not charged yet. `ENOSPC` if there is
-    /// not enough space.
     fn take_missing(&self, pages: Range<u64>, space: &Budget) -> Result<(), Errno> {
         match self.missing_in(&pages) {
             0..=RESERVE_PAGES_MAX => {}
@@ -255,7 +240,6 @@ impl FileContent {
         space.take(self.missing_in(&pages) * PAGE_BYTES)
     }
 
-    /// Removes `pages` and uncharges them.
     fn remove(&mut self, pages: Range<u64>, space: &Budget) {
         if let Some(map) = &mut self.map {
             space.give_back(map.remove(pages) * PAGE_BYTES);
@@ -265,7 +249,6 @@ impl FileContent {
         }
     }
 
-    /// Zeroes the bytes of `range` in the pages that `range` covers only in part.
     fn zero_edges(&mut self, range: Range<u64>) {
         if range.start / PAGE_BYTES == range.end / PAGE_BYTES {
             return self.zero_within_page(range);
@@ -274,7 +257,6 @@ impl FileContent {
         self.zero_within_page(range.end - range.end % PAGE_BYTES..range.end);
     }
 
-    /// Zeroes the bytes of `range`, which is within one page.
     fn zero_within_page(&mut self, range: Range<u64>) {
         if let Some(map) = &mut self.map
             && !range.is_empty()
@@ -283,7 +265,6 @@ impl FileContent {
         }
     }
 
-    /// Grows the file to `end` bytes, unless its size is kept.
     fn extend_to(&mut self, end: u64, is_size_kept: bool) {
         if !is_size_kept {
             self.size = self.size.max(end);
@@ -291,18 +272,15 @@ impl FileContent {
     }
 }
 
-/// Returns the pages that overlap `range`.
 fn touched_pages(range: Range<u64>) -> Range<u64> {
     range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES)
 }
 
-/// Returns the pages that `range` covers completely.
 fn whole_pages(range: Range<u64>) -> Range<u64> {
     let start = range.start.div_ceil(PAGE_BYTES);
     start..(range.end / PAGE_BYTES).max(start)
 }
 
-/// Returns true if `range` starts and ends on page boundaries.
 fn is_whole_pages(range: &Range<u64>) -> bool {
     range.start.is_multiple_of(PAGE_BYTES) && range.end.is_multiple_of(PAGE_BYTES)
 }

@@ -47,19 +47,14 @@ use crate::fs::DirEntry;
 use crate::hash::HashKeys;
 use crate::name::{Name, name_words};
 
-/// Number of cookies (positions in a directory listing) per chunk. A chunk is compacted when most
-/// of its entries were removed. That moves at most this many entries.
+/// Number of cookies per chunk. A chunk is compacted when most of its entries were removed. That
+/// moves at most this many entries.
 const CHUNK_COOKIES: u64 = 1 << CHUNK_BITS;
-/// Number of low bits of a handle that identify the entry within its chunk. The other bits identify
-/// the chunk. (A handle is the number that the index stores for an entry.)
+/// Number of low bits of a handle that identify the entry within its chunk.
 const CHUNK_BITS: u32 = 7;
-/// Maximum number of chunks that a handle can identify.
 const CHUNKS_MAX: usize = 1 << (u32::BITS - CHUNK_BITS);
-/// Minimum length of a sparse chunk that is compacted.
 const SPARSE_MIN: usize = 16;
-/// The words of a name that are hashed without a loop.
 const HASHED_WORDS: usize = 5;
-/// The longest name that is stored inline, in bytes.
 const INLINE_BYTES: usize = 22;
 
 /// A name and its hash, computed before any lock is taken.
@@ -70,7 +65,6 @@ pub(super) struct Key<'a> {
 }
 
 impl<'a> Key<'a> {
-    /// Returns the key of `name`.
     #[inline]
     pub(super) fn new(name: Name<'a>, keys: &HashKeys) -> Key<'a> {
         let words: [u64; HASHED_WORDS] = name_words(name.as_bytes());
@@ -78,39 +72,30 @@ impl<'a> Key<'a> {
     }
 }
 
-/// The target of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
-    /// The inode's number.
     pub(super) ino: u64,
-    /// Its kind.
     pub(super) kind: FileKind,
 }
 
-/// The position of an entry that was found. It is valid until an entry of the directory is added,
-/// renamed or removed.
+/// A position is valid until an entry of the directory is added, renamed or removed.
 #[derive(Clone, Copy)]
 pub(super) struct FoundEntry {
-    /// The target of the entry.
     pub(super) link: Link,
     position: Position,
     handle: u32,
 }
 
-/// The entries of one directory. All fields are protected by the lock of the directory's inode.
+/// All fields are protected by the lock of the directory's inode.
 pub(super) struct Directory {
     is_removed: bool,
-    /// The inode number of the parent directory.
     parent: u64,
-    /// The last cookie that was assigned.
     last_cookie: u64,
     len: usize,
     chunks: Vec<Chunk>,
     /// Maps the first cookie of each used chunk to the chunk's index in `chunks`.
     order: BTreeMap<u64, u32>,
-    /// The indices of unused `chunks`.
     vacant: Vec<u32>,
-    /// The index of the chunk that new entries go to.
     last: u32,
     by_hash: HashIndex,
 }
@@ -120,7 +105,6 @@ pub(super) struct Directory {
 struct Chunk {
     /// The cookie of the entry with `low` 0.
     base: u64,
-    /// The number of entries without tombstones.
     len: usize,
     /// `low` of the first entry of the chunk.
     first: u8,
@@ -128,7 +112,6 @@ struct Chunk {
 }
 
 impl Directory {
-    /// Returns an empty directory.
     pub(super) fn new() -> Directory {
         Directory {
             is_removed: false,
@@ -143,22 +126,19 @@ impl Directory {
         }
     }
 
-    /// Returns the number of entries.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the inode number of the parent. The parent of the root is the root.
+    /// The parent of the root is the root.
     pub(super) fn parent(&self) -> u64 {
         self.parent
     }
 
-    /// Sets the parent.
     pub(super) fn set_parent(&mut self, parent: u64) {
         self.parent = parent;
     }
 
-    /// Returns the entry of a name.
     pub(super) fn find(&self, key: Key<'_>) -> Option<FoundEntry> {
         let (position, (handle, link)) = self.by_hash.find(key.hash, |handle| {
             let chunk = &self.chunks[chunk_of(handle)];
@@ -168,13 +148,10 @@ impl Directory {
         Some(FoundEntry { link, position, handle })
     }
 
-    /// Checks that the directory accepts new entries. Returns `ENOENT` if the directory was
-    /// removed.
     pub(super) fn check_alive(&self) -> Result<(), Errno> {
         if self.is_removed { Err(Errno::NOENT) } else { Ok(()) }
     }
 
-    /// Appends to `batch` up to `count_max` entries behind `cookie`.
     pub(super) fn collect_behind(&self, cookie: u64, count_max: usize, batch: &mut Batch) {
         let Some(next) = cookie.checked_add(1) else { return };
         let mut room = count_max;
@@ -192,8 +169,6 @@ impl Directory {
         }
     }
 
-    /// Adds an entry. Fails with `EEXIST` if the name exists, `ENOENT` if the directory was
-    /// removed, and `ENOSPC` if it is full.
     pub(super) fn insert(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         match self.find(key) {
@@ -202,8 +177,7 @@ impl Directory {
         }
     }
 
-    /// Adds an entry whose name is not in the directory. `ENOENT` if the directory is removed,
-    /// `ENOSPC` if it is full.
+    /// The name must not be in the directory.
     pub(super) fn insert_free(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         let low = ((self.last_cookie + 1) % CHUNK_COOKIES) as u8;
@@ -223,14 +197,13 @@ impl Directory {
         Ok(())
     }
 
-    /// Changes the target of an entry.
     pub(super) fn replace(&mut self, found: FoundEntry, link: Link) {
         if let Some(entry) = self.entry_mut(found.handle) {
             (entry.ino, entry.kind) = (link.ino, link.kind);
         }
     }
 
-    /// Changes the name of an entry. The new name is free.
+    /// The new name is free.
     #[inline]
     pub(super) fn rename(&mut self, found: FoundEntry, key: Key<'_>) {
         if let Some(entry) = self.entry_mut(found.handle) {
@@ -239,7 +212,6 @@ impl Directory {
         }
     }
 
-    /// Removes an entry.
     pub(super) fn remove(&mut self, found: FoundEntry) {
         let id = chunk_of(found.handle);
         let chunk = &mut self.chunks[id];
@@ -261,7 +233,6 @@ impl Directory {
         self.len -= 1;
     }
 
-    /// Marks the directory as removed. `ENOTEMPTY` if it has entries.
     pub(super) fn mark_removed(&mut self) -> Result<(), Errno> {
         if self.len > 0 {
             return Err(Errno::NOTEMPTY);
@@ -270,7 +241,6 @@ impl Directory {
         Ok(())
     }
 
-    /// Makes `last` the chunk for the next cookies.
     fn start_chunk(&mut self) -> Result<(), Errno> {
         let base = (self.last_cookie + 1) & !(CHUNK_COOKIES - 1);
         match self.chunks.get_mut(self.last as usize) {
@@ -307,7 +277,6 @@ impl Directory {
 }
 
 impl Chunk {
-    /// Returns the index of the entry whose cookie ends with `low`.
     #[inline]
     fn index_of(&self, low: u8) -> Option<usize> {
         // Most chunks were never compacted; then the index follows from `low`.
@@ -328,12 +297,10 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Returns the number of entries.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns the entries in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = DirEntry<'_>> {
         let mut rest = self.names.as_slice();
         self.entries.iter().filter_map(move |&(cookie, link, len)| {
@@ -345,7 +312,6 @@ impl Batch {
         })
     }
 
-    /// Removes all entries.
     pub(super) fn clear(&mut self) {
         self.names.clear();
         self.entries.clear();
@@ -359,7 +325,7 @@ impl Batch {
     }
 }
 
-/// One entry. Its cookie is the chunk's base plus `low`.
+/// The cookie of an entry is the chunk's base plus `low`.
 struct Entry {
     name: EntryName,
     ino: u64,
@@ -372,8 +338,7 @@ impl Entry {
         Link { ino: self.ino, kind: self.kind }
     }
 
-    /// Turns the entry into a tombstone, which keeps only the cookie. A tombstone has inode number
-    /// 0, which no inode has.
+    /// A tombstone has inode number 0, which no inode has.
     fn make_tombstone(&mut self) {
         self.name = EntryName::Inline(0, [0; INLINE_BYTES]);
         self.ino = 0;
@@ -384,7 +349,6 @@ impl Entry {
     }
 }
 
-/// The name of an entry, in 24 bytes. A short name is stored inline.
 enum EntryName {
     Inline(u8, [u8; INLINE_BYTES]),
     Heap(Box<[u8]>),
@@ -411,12 +375,10 @@ impl EntryName {
     }
 }
 
-/// Returns the chunk index of a handle.
 fn chunk_of(handle: u32) -> usize {
     (handle >> CHUNK_BITS) as usize
 }
 
-/// Returns the part of the cookie in a handle.
 fn low_of(handle: u32) -> u8 {
     handle as u8 & (CHUNK_COOKIES - 1) as u8
 }

@@ -34,8 +34,6 @@ const FILL_MAX: usize = 4;
 /// that alternating insertions and removals do not split and merge buckets.
 const FILL_MIN: usize = 2;
 
-/// A multimap from hashes to values.
-///
 /// # Invariants
 /// H.1, H.2.
 pub(super) struct HashIndex {
@@ -45,14 +43,13 @@ pub(super) struct HashIndex {
     mask: usize,
 }
 
-/// A hash and its value.
 #[derive(Clone, Copy)]
 struct Pair {
     hash: u32,
     value: u32,
 }
 
-/// The position of a (hash, value) pair in the index. It is valid until the index changes.
+/// A position is valid until the index changes.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
     bucket: u32,
@@ -60,13 +57,10 @@ pub(super) struct Position {
 }
 
 impl HashIndex {
-    /// Returns an empty index.
     pub(super) fn new() -> HashIndex {
         HashIndex { buckets: Vec::new(), len: 0, mask: 0 }
     }
 
-    /// Calls `is_wanted` for each value that was inserted with `hash`, until `is_wanted` returns a
-    /// result. Returns that result, and the position of the value.
     #[inline]
     pub(super) fn find<R>(
         &self,
@@ -84,7 +78,6 @@ impl HashIndex {
         None
     }
 
-    /// Adds a pair.
     pub(super) fn insert(&mut self, hash: u32, value: u32) {
         if self.len == self.buckets.len() * FILL_MAX {
             self.split();
@@ -93,7 +86,6 @@ impl HashIndex {
         self.len += 1;
     }
 
-    /// Removes the pair at `position`.
     pub(super) fn remove(&mut self, position: Position) {
         self.take(position);
         self.len -= 1;
@@ -102,7 +94,6 @@ impl HashIndex {
         }
     }
 
-    /// Gives the value at `position` another hash.
     #[inline]
     pub(super) fn rehash(&mut self, position: Position, hash: u32) {
         let Pair { value, .. } = self.take(position);
@@ -120,7 +111,6 @@ impl HashIndex {
         self.buckets[bucket].push(pair);
     }
 
-    /// Adds a bucket.
     fn split(&mut self) {
         let new = self.buckets.len();
         let mut taken = Vec::new();
@@ -134,7 +124,7 @@ impl HashIndex {
         self.mask = mask_of(new + 1);
     }
 
-    /// Removes the last bucket. There must be at least two buckets.
+    /// There must be at least two buckets.
     fn merge(&mut self) {
         if let Some(last) = self.buckets.pop() {
             self.mask = mask_of(self.buckets.len());
@@ -147,19 +137,16 @@ impl HashIndex {
     }
 }
 
-/// Returns the bucket of `hash` among `count` buckets. `mask` is `mask_of(count)`.
 #[inline]
 fn bucket_of(hash: u32, count: usize, mask: usize) -> usize {
     let bucket = hash as usize & mask;
     if bucket < count { bucket } else { bucket & (mask >> 1) }
 }
 
-/// Returns the mask for `count` buckets.
 fn mask_of(count: usize) -> usize {
     count.next_power_of_two() - 1
 }
 
-/// Returns the bucket whose pairs are split when bucket `new`, at least 1, is added.
 fn sibling_of(new: usize) -> usize {
     new - (new + 1).next_power_of_two() / 2
 }
@@ -168,7 +155,6 @@ fn sibling_of(new: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Checks H.1 and H.2.
     fn check(index: &HashIndex) {
         let count = index.buckets.len();
         assert!(index.len <= count * FILL_MAX && count > 0, "H.2");
@@ -180,7 +166,6 @@ mod tests {
         }
     }
 
-    /// Returns all values with `hash`.
     fn values(index: &HashIndex, hash: u32) -> Vec<u32> {
         let mut values = Vec::new();
         let none = index.find(hash, |value| {
@@ -220,7 +205,6 @@ mod tests {
             assert!(found.len() == 2 && found.contains(&value));
         }
         for value in 0..5_000 {
-            // Change the hash and search again.
             let (position, ()) = index.find(hash(value), |v| (v == value).then_some(())).unwrap();
             index.rehash(position, !hash(value));
             check(&index);

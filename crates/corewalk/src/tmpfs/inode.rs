@@ -58,7 +58,6 @@ const ENTRY_BYTES: u64 = 20;
 /// The longest link target that costs no page, in bytes, as on Linux.
 const SHORT_TARGET_MAX: usize = 127;
 
-/// Returns the current time for a change; see the module documentation.
 #[inline]
 pub(super) fn now() -> Timespec {
     let now = clock_gettime(ClockId::RealtimeCoarse);
@@ -69,22 +68,16 @@ pub(super) fn now() -> Timespec {
 /// `struct shmem_inode_info`.
 pub(super) struct Inode {
     ino: u64,
-    /// The attributes of an inode except its size.
     pub(super) attributes: Attributes,
     body: Body,
 }
 
-/// The content of an inode.
 enum Body {
     /// A vacant slot, with the number of its earlier uses.
     Vacant(u32),
-    /// The bytes of a regular file.
     File(File),
-    /// The entries of a directory.
     Directory(Box<Directory>),
-    /// The target of a symbolic link.
     Symlink(Box<[u8]>),
-    /// A kind and a device number.
     Special(FileKind, u64),
 }
 
@@ -98,14 +91,13 @@ struct File {
     content: Option<Arc<RwLock<FileContent>>>,
 }
 
-/// Returns the bytes that are charged for a link target: a page if it is long, otherwise 0.
 pub(super) fn target_bytes(target: &[u8]) -> u64 {
     if target.len() > SHORT_TARGET_MAX { PAGE_BYTES } else { 0 }
 }
 
 impl Inode {
-    /// Turns a vacant slot into an inode of `kind`. The slot already has the new inode number. The
-    /// inode has no links, except the two of a new directory. The caller sets the ACLs.
+    /// The slot already has the new inode number. The inode has no links, except the two of a new
+    /// directory. The caller sets the ACLs.
     pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
             FileKind::Regular => (Body::File(File::default()), 0),
@@ -124,30 +116,24 @@ impl Inode {
         };
     }
 
-    /// Returns a vacant slot that `uses` inodes have used.
     pub(super) fn vacant(uses: u32) -> Inode {
         let attributes = Attributes::vacant(Stamp { secs: 0, nanos: 0 });
         Inode { ino: NO_NUMBER, attributes, body: Body::Vacant(uses) }
     }
 
-    /// Returns the number of inodes that this slot has had before. The slot must be vacant, that
-    /// is, have no inode now.
     pub(super) fn uses_of_vacant(&self) -> u32 {
         debug_assert!(matches!(self.body, Body::Vacant(_)), "the slot is not vacant");
         if let Body::Vacant(uses) = self.body { uses } else { 0 }
     }
 
-    /// Returns the number.
     pub(super) fn ino(&self) -> u64 {
         self.ino
     }
 
-    /// Gives the inode its number.
     pub(super) fn set_number(&mut self, ino: u64) {
         self.ino = ino;
     }
 
-    /// Returns the kind of file.
     pub(super) fn kind(&self) -> FileKind {
         match &self.body {
             // This method is never called on a vacant slot.
@@ -158,7 +144,6 @@ impl Inode {
         }
     }
 
-    /// Returns the entries of a directory. `ENOTDIR` for another kind.
     #[inline]
     pub(super) fn directory(&self) -> Result<&Directory, Errno> {
         match &self.body {
@@ -167,7 +152,6 @@ impl Inode {
         }
     }
 
-    /// Returns the entries of a directory. `ENOTDIR` for another kind.
     #[inline]
     pub(super) fn directory_mut(&mut self) -> Result<&mut Directory, Errno> {
         match &mut self.body {
@@ -176,7 +160,6 @@ impl Inode {
         }
     }
 
-    /// Returns the target of a symbolic link. `EINVAL` for another kind.
     pub(super) fn target(&self) -> Result<&[u8], Errno> {
         match &self.body {
             Body::Symlink(target) => Ok(target),
@@ -184,8 +167,6 @@ impl Inode {
         }
     }
 
-    /// Returns the content of a regular file, or None if it never had any. `EISDIR` for a
-    /// directory, `EINVAL` for another kind.
     pub(super) fn content(&self) -> Result<Option<&Arc<RwLock<FileContent>>>, Errno> {
         match &self.body {
             Body::File(file) => Ok(file.content.as_ref()),
@@ -194,8 +175,6 @@ impl Inode {
         }
     }
 
-    /// Returns the content of a regular file, for a change. If the file has no content yet, creates
-    /// an empty one. The errors are those of `content`.
     pub(super) fn content_mut(&mut self) -> Result<&Arc<RwLock<FileContent>>, Errno> {
         match &mut self.body {
             Body::File(file) => Ok(file.content.get_or_insert_default()),
@@ -245,9 +224,7 @@ impl Inode {
     }
 }
 
-/// The attributes of an inode except its size.
 pub(super) struct Attributes {
-    /// Type and permission bits.
     pub(super) mode: u32,
     uid: u32,
     gid: u32,
@@ -264,7 +241,6 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    /// Returns the attributes of a vacant slot, with all times `now`.
     fn vacant(now: Stamp) -> Attributes {
         let (atime, mtime, ctime, btime) = (now, now, now, now);
         let (xattrs, is_linkable) = (None, false);
@@ -272,28 +248,23 @@ impl Attributes {
         Attributes { mode, uid, gid, nlink, atime, mtime, ctime, btime, xattrs, is_linkable }
     }
 
-    /// Returns true if a read at `now` updates the access time.
     pub(super) fn is_atime_updated(&self, atime: Atime, now: Timespec) -> bool {
         atime.needs_update([self.atime, self.mtime, self.ctime].map(Timespec::from), now)
     }
 
-    /// Sets the access time.
     pub(super) fn touch_read(&mut self, now: Timespec) {
         self.atime = now.into();
     }
 
-    /// Returns an ACL.
     #[inline]
     pub(super) fn acl(&self, kind: AclKind) -> Option<&Acl> {
         self.xattrs.as_ref()?.set().acl(kind)
     }
 
-    /// Returns the time of the last change.
     pub(super) fn changed(&self) -> Timespec {
         self.ctime.into()
     }
 
-    /// Applies `set` except for the size and the ACL.
     pub(super) fn change(&mut self, set: &SetAttr, now: Timespec) {
         if let Some(mode) = set.mode {
             self.set_permissions(mode);
@@ -304,18 +275,15 @@ impl Attributes {
         [self.atime, self.mtime, self.ctime] = set.times(before, now).map(Stamp::from);
     }
 
-    /// Records a change of the content.
     pub(super) fn touch_content(&mut self, now: Timespec) {
         self.mtime = now.into();
         self.ctime = now.into();
     }
 
-    /// Records a change of anything but the content.
     pub(super) fn touch(&mut self, now: Timespec) {
         self.ctime = now.into();
     }
 
-    /// Replaces the twelve permission bits.
     pub(super) fn set_permissions(&mut self, mode: u32) {
         self.mode = self.mode & mode::S_IFMT | mode & PERMISSION_BITS;
     }

@@ -55,7 +55,6 @@ use crate::name::Name;
 const LOCKS_MAX: usize = 4;
 
 impl Tmpfs {
-    /// Makes a file and its first name.
     pub(super) fn make_named(
         &self,
         dir: u64,
@@ -84,13 +83,11 @@ impl Tmpfs {
         Ok(attr)
     }
 
-    /// Makes a regular file without a name.
     pub(super) fn make_unnamed(&self, dir: u64, what: &Make<'_>) -> Result<Attr, Errno> {
         self.table.enter().read(dir)?.directory()?.check_alive()?;
         self.insert_new(what, |inode| inode.attributes.is_linkable = true)
     }
 
-    /// Removes the name of the inode `node`.
     pub(super) fn remove_name(&self, dir: u64, name: Name<'_>, node: u64) -> Result<(), Errno> {
         let key = self.key(name);
         let table = self.table.enter();
@@ -117,7 +114,6 @@ impl Tmpfs {
         }
     }
 
-    /// Adds a name for the inode `node`.
     pub(super) fn add_name(&self, node: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let (key, table) = (self.key(name), self.table.enter());
         if rank(node) == rank(dir) {
@@ -156,7 +152,6 @@ impl Tmpfs {
         Ok(child.attr())
     }
 
-    /// Renames a name: as rename(2) with `RenameMode::Replace`, otherwise as renameat2(2).
     pub(super) fn rename_name(
         &self,
         from: (u64, Name<'_>),
@@ -202,8 +197,6 @@ impl Tmpfs {
         Key::new(name, &self.keys)
     }
 
-    /// Charges the budgets for a new inode, makes the inode, runs `finish` on it, and returns its
-    /// attributes.
     fn insert_new(&self, what: &Make<'_>, finish: impl FnOnce(&mut Inode)) -> Result<Attr, Errno> {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let target = if kind == FileKind::Symlink { target_bytes(what.target) } else { 0 };
@@ -227,7 +220,6 @@ impl Tmpfs {
         made.inspect_err(|_| self.inodes.give_back(1))
     }
 
-    /// Charges and returns the ACLs of a new inode.
     fn inherited_acls(&self, attributes: &Attributes, what: &Make<'_>) -> Result<OwnSet, Errno> {
         let access = what.access_acl.as_ref().filter(|acl| is_kept(acl, attributes.mode));
         if access.is_none() && what.default_acl.is_none() {
@@ -256,7 +248,6 @@ impl Tmpfs {
     }
 }
 
-/// A running rename, with its locks.
 struct Rename<'a, 'b> {
     fs: &'a Tmpfs,
     table: &'a Entered<'a>,
@@ -267,7 +258,6 @@ struct Rename<'a, 'b> {
 }
 
 impl Rename<'_, '_> {
-    /// Renames to a name that does not exist.
     #[inline]
     fn move_to_free_name(&mut self, new_key: Key<'_>) -> Result<(), Errno> {
         self.check_loop()?;
@@ -284,7 +274,6 @@ impl Rename<'_, '_> {
         change(self.table, self.locks, link, |attributes| attributes.touch(now()))
     }
 
-    /// Renames over the existing `victim`.
     fn replace(&mut self, victim: FoundEntry) -> Result<(), Errno> {
         self.check_loop()?;
         let (moved, victim_link) = (self.moved.link, victim.link);
@@ -307,7 +296,6 @@ impl Rename<'_, '_> {
         self.fs.unlink(self.table, self.locks, victim_link)
     }
 
-    /// Swaps the targets of the two names.
     fn exchange(&mut self, other: FoundEntry) -> Result<(), Errno> {
         self.check_loop()?;
         let (moved, other_link) = (self.moved.link, other.link);
@@ -323,7 +311,6 @@ impl Rename<'_, '_> {
         change(self.table, self.locks, other_link, |attributes| attributes.touch(now()))
     }
 
-    /// If `link` leads to a directory, records `dir` as the parent of that directory.
     fn note_parent(&mut self, link: Link, dir: u64) -> Result<(), Errno> {
         if link.kind == FileKind::Directory {
             self.locks.directory(link.ino)?.set_parent(dir);
@@ -336,8 +323,6 @@ impl Rename<'_, '_> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// Updates the times and link counts of the two directories of a rename. `there` subdirectories
-    /// move from the old directory to the new one, and `back` the other way.
     #[inline]
     fn touch_directories(&mut self, now: Timespec, there: u32, back: u32) -> Result<(), Errno> {
         let new = &mut self.locks.inode(self.new_dir)?.attributes;
@@ -354,15 +339,14 @@ impl Rename<'_, '_> {
 
 /// Locked directories, stored without an allocation.
 struct Locks<'a> {
-    /// The directory with the lowest slot.
     first: RwLockWriteGuard<'a, Inode>,
     more: [Option<RwLockWriteGuard<'a, Inode>>; LOCKS_MAX - 1],
 }
 
 impl<'a> Locks<'a> {
-    /// Locks the directories `a` and `b`, which may be the same. Both numbers may have the same
-    /// slot, which is then locked once: slots are reused, and one number may be that of a removed
-    /// directory. The outdated number leads to `ESTALE`, here or in a later call of `inode`.
+    /// `a` and `b` may have the same slot, which is then locked once. Slots are reused, so one
+    /// number may be that of a removed directory. The outdated number leads to `ESTALE`, here or in
+    /// a later call of `inode`.
     ///
     /// If a number is that of a file, this function locks the file before it fails. That cannot
     /// deadlock, because a thread that holds the lock of a file waits for no other inode.
@@ -378,7 +362,6 @@ impl<'a> Locks<'a> {
         Ok(Locks { first, more: [second, None, None] })
     }
 
-    /// Locks directories, some of which may be the same. Has the errors of `pair`.
     #[cold]
     fn all(table: &'a Entered<'_>, mut wanted: [u64; LOCKS_MAX]) -> Result<Locks<'a>, Errno> {
         wanted.sort_unstable_by_key(|&ino| rank(ino));
@@ -392,13 +375,11 @@ impl<'a> Locks<'a> {
         Ok(locks)
     }
 
-    /// Returns true if the inode is locked.
     #[inline]
     fn has(&mut self, ino: u64) -> bool {
         self.inode(ino).is_ok()
     }
 
-    /// Returns a locked inode. `ESTALE` if it is not locked.
     #[inline]
     fn inode(&mut self, ino: u64) -> Result<&mut Inode, Errno> {
         if self.first.ino() == ino {
@@ -408,16 +389,14 @@ impl<'a> Locks<'a> {
         more.find(|inode| inode.ino() == ino).map(|inode| &mut **inode).ok_or(Errno::STALE)
     }
 
-    /// Returns the entries of a locked directory.
     #[inline]
     fn directory(&mut self, ino: u64) -> Result<&mut Directory, Errno> {
         self.inode(ino)?.directory_mut()
     }
 }
 
-/// Changes the inode to which `link`, an entry of a locked directory, leads. The caller has locked
-/// a subdirectory; this function locks any other inode. `change` reads the clock itself, under the
-/// inode's lock.
+/// The caller has locked a subdirectory; this function locks any other inode. `change` reads the
+/// clock itself, under the inode's lock.
 #[inline]
 fn change(
     table: &Entered<'_>,
@@ -434,7 +413,6 @@ fn change(
     Ok(())
 }
 
-/// Returns a directory, locked for writing. `ENOTDIR` for another kind.
 #[inline]
 fn write_directory<'a>(
     table: &'a Entered<'_>,
@@ -445,8 +423,6 @@ fn write_directory<'a>(
     Ok(inode)
 }
 
-/// Returns the number of links that an entry adds to its directory: 1 for a subdirectory, otherwise
-/// 0.
 fn subdirectories(link: Link) -> u32 {
     u32::from(link.kind == FileKind::Directory)
 }

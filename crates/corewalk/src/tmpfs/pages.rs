@@ -32,15 +32,12 @@ use std::ops::Range;
 /// Bytes of a page, the unit of allocation.
 pub(super) const PAGE_BYTES: u64 = 4096;
 
-/// Bytes of a page as an array length.
 const PAGE_LEN: usize = PAGE_BYTES as usize;
 /// Pages of an extent: the bits of a word.
 const EXTENT_PAGES: u64 = 64;
 
 type Page = [u8; PAGE_LEN];
 
-/// The pages of one file.
-///
 /// # Invariants
 /// C.1 to C.4.
 #[derive(Default)]
@@ -50,19 +47,15 @@ pub(super) struct PageMap {
 }
 
 impl PageMap {
-    /// Returns the number of charged pages.
     pub(super) fn charged(&self) -> u64 {
         self.charged
     }
 
-    /// Returns how many of `pages` are charged.
     pub(super) fn charged_in(&self, pages: Range<u64>) -> u64 {
         let extents = self.extents.range(extents_of(&pages));
         extents.map(|(&no, e)| count(e.charged() & slots_of(no, &pages))).sum()
     }
 
-    /// Fills `buf` with the bytes of the file at `offset`. Pages without memory (absent or reserved
-    /// ones) read as zeros.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) {
         let mut rest = buf;
         let mut offset = offset;
@@ -79,9 +72,8 @@ impl PageMap {
         }
     }
 
-    /// Copies `bytes` to `offset` and returns the number of copied bytes. Each page that was not
-    /// charged before uses one of `grants`, the pages that the caller has charged. The copy ends
-    /// when no grant is left.
+    /// Each page that was not charged before uses one of `grants`, the pages that the caller has
+    /// charged. The copy ends when no grant is left.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -103,7 +95,6 @@ impl PageMap {
         done
     }
 
-    /// Zeroes `len` bytes at `offset`, within one page, if that page is present.
     pub(super) fn zero_within_page(&mut self, offset: u64, len: u64) {
         let (no, slot, within) = locate(offset);
         if let Some(page) = self.extents.get_mut(&no).and_then(|e| e.page_mut(slot)) {
@@ -111,7 +102,6 @@ impl PageMap {
         }
     }
 
-    /// Makes pages absent and returns how many of them were charged.
     pub(super) fn remove(&mut self, pages: Range<u64>) -> u64 {
         let mut removed = 0;
         let Range { mut start, end } = extents_of(&pages);
@@ -127,7 +117,7 @@ impl PageMap {
         removed
     }
 
-    /// Makes absent pages reserved. The caller has charged them.
+    /// The caller has charged them.
     pub(super) fn reserve(&mut self, pages: Range<u64>) {
         for no in extents_of(&pages) {
             let extent = self.extents.entry(no).or_default();
@@ -137,8 +127,7 @@ impl PageMap {
         }
     }
 
-    /// Moves page `from` of the file to page `to`, and every later page by the same distance. The
-    /// caller has removed the pages at the new places.
+    /// The caller has removed the pages at the new places.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let mut moving = Vec::new();
         let tail: Vec<u64> = self.extents.range(from / EXTENT_PAGES..).map(|(&no, _)| no).collect();
@@ -157,7 +146,6 @@ impl PageMap {
         }
     }
 
-    /// Returns the first present page at or behind `page`.
     pub(super) fn next_present(&self, page: u64) -> Option<u64> {
         self.extents.range(page / EXTENT_PAGES..).find_map(|(&no, extent)| {
             let found = extent.present & slots_of(no, &(page..u64::MAX));
@@ -165,7 +153,6 @@ impl PageMap {
         })
     }
 
-    /// Returns the first page that is not present, at or behind `page`.
     pub(super) fn next_not_present(&self, page: u64) -> u64 {
         let mut page = page;
         for (&no, extent) in self.extents.range(page / EXTENT_PAGES..) {
@@ -182,15 +169,11 @@ impl PageMap {
     }
 }
 
-/// 64 pages.
-///
 /// # Invariants
 /// C.1, C.2.
 #[derive(Default)]
 struct Extent {
-    /// Bit n is set if page n is present, in `pages`.
     present: u64,
-    /// Bit n is set if page n is reserved.
     reserved: u64,
     pages: Vec<Box<Page>>,
 }
@@ -200,8 +183,6 @@ impl Extent {
         self.present | self.reserved
     }
 
-    /// Returns the index in `pages` of the page in `slot`, or the index at which it would be
-    /// inserted.
     fn index(&self, slot: u64) -> usize {
         count(self.present & ((1 << slot) - 1)) as usize
     }
@@ -215,8 +196,8 @@ impl Extent {
         (self.present >> slot & 1 == 1).then(|| &mut *self.pages[index])
     }
 
-    /// Stores `page` in `slot`, which has no page and no reserved space yet. None marks the slot as
-    /// reserved (charged, but without memory).
+    /// `slot` has no page and no reserved space yet. None marks it as reserved (charged, but
+    /// without memory).
     fn put(&mut self, slot: u64, page: Option<Box<Page>>) {
         match page {
             Some(page) => {
@@ -261,15 +242,14 @@ impl Extent {
         done
     }
 
-    /// Drops the pages and the reserved space of `slots`. Returns how many of them were charged.
     fn remove(&mut self, slots: u64) -> u64 {
         let removed = count(self.charged() & slots);
         self.take(slots, |_, _| ());
         removed
     }
 
-    /// Removes the pages of this extent whose bits are set in `slots`. Passes each charged page to
-    /// `sink`, in ascending order: a reserved page, which has no memory, as None.
+    /// Passes each charged page to `sink`, in ascending order: a reserved page, which has no
+    /// memory, as None.
     fn take(&mut self, slots: u64, mut sink: impl FnMut(u64, Option<Box<Page>>)) {
         let (present, charged) = (self.present, self.charged());
         let mut kept = Vec::new();
@@ -290,7 +270,6 @@ impl Extent {
     }
 }
 
-/// Returns a page with `bytes` at `within` and zeros around them.
 fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     let page: Box<[u8]> = if bytes.len() == PAGE_LEN {
         bytes.into()
@@ -304,14 +283,11 @@ fn new_page(within: usize, bytes: &[u8]) -> Box<Page> {
     page.try_into().unwrap_or_else(|_| unreachable!("both are one page long"))
 }
 
-/// Returns the extent of the byte at `offset`, the page's slot in the extent, and the offset in the
-/// page.
 fn locate(offset: u64) -> (u64, u64, usize) {
     let page = offset / PAGE_BYTES;
     (page / EXTENT_PAGES, page % EXTENT_PAGES, (offset % PAGE_BYTES) as usize)
 }
 
-/// Returns the extents that have a page of `pages`.
 fn extents_of(pages: &Range<u64>) -> Range<u64> {
     if pages.is_empty() {
         return 0..0;
@@ -319,7 +295,6 @@ fn extents_of(pages: &Range<u64>) -> Range<u64> {
     pages.start / EXTENT_PAGES..(pages.end - 1) / EXTENT_PAGES + 1
 }
 
-/// Returns a bitmap of those pages of extent `no` (64 pages) that are in `pages`.
 fn slots_of(no: u64, pages: &Range<u64>) -> u64 {
     let base = no * EXTENT_PAGES;
     let start = pages.start.saturating_sub(base).min(EXTENT_PAGES);
@@ -336,7 +311,6 @@ fn count(bits: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Checks C.1 to C.4.
     fn check(map: &PageMap) {
         for extent in map.extents.values() {
             assert_eq!(extent.present & extent.reserved, 0, "C.1");

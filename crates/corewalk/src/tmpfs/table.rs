@@ -58,7 +58,6 @@ pub(super) const ROOT_INO: u64 = 1;
 /// The number of a vacant slot. No segment has its slot.
 pub(super) const NO_NUMBER: u64 = u64::MAX;
 
-/// Slots per segment, and per batch of free slots.
 const SEGMENT_SLOTS: u32 = 64;
 /// Number of levels of segments. Level n has 2^n segments, so all levels together have a slot for
 /// each 32-bit number.
@@ -66,12 +65,10 @@ const LEVELS: usize = 27;
 /// Maximum number of segments. The last segment of the 32-bit range is left out, so that no slot
 /// has the number `NO_NUMBER`.
 const SEGMENTS_MAX: u64 = (1 << (u32::BITS - SEGMENT_SLOTS.ilog2())) - 1;
-/// The bit where the use count begins in a number.
 const USES_SHIFT: u32 = 32;
 
 type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 
-/// Slots that are allocated and freed together.
 #[derive(Default)]
 struct Segment {
     /// The slots, each protected by its own lock. A thread writes this pointer only while it owns
@@ -91,10 +88,8 @@ pub(super) struct InodeTable {
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
     /// The free slots, with a list for each shard of threads, each protected by its own mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// A pool of the free slots that are in no list of `free`. A thread that locks both a list in
-    /// `free` and the depot locks the list first.
+    /// A thread that locks both a list in `free` and the depot locks the list first.
     depot: CachePadded<Mutex<Depot>>,
-    /// The number of segments ever allocated.
     segments: CachePadded<AtomicU64>,
 }
 
@@ -105,8 +100,7 @@ pub(super) struct Entered<'t> {
 }
 
 impl InodeTable {
-    /// Returns an inode table with one segment of 64 slots. The root directory's slot is vacant,
-    /// but in no free list.
+    /// The root directory's slot is vacant, but in no free list.
     pub(super) fn new() -> InodeTable {
         let table = InodeTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -125,7 +119,6 @@ impl InodeTable {
         Entered { table: self, section: rcu::read_lock() }
     }
 
-    /// Returns the memory of all slots in bytes, in use or not.
     pub(super) fn bytes(&self) -> u64 {
         let retired = self.depot.lock().retired() as u64;
         // ORDERING: Relaxed. Statistic.
@@ -141,7 +134,6 @@ impl InodeTable {
         segments.get((nth - (1 << level)) as usize)
     }
 
-    /// Takes a slot from a free list. Returns None if all slots are in use.
     fn alloc_slot(&self) -> Option<u32> {
         let mut free = self.free[shard_index()].lock();
         if free.is_empty() {
@@ -150,7 +142,6 @@ impl InodeTable {
         free.pop()
     }
 
-    /// Returns a slot to a free list.
     fn free_slot(&self, index: u32) {
         let mut free = self.free[shard_index()].lock();
         free.push(index);
@@ -184,8 +175,6 @@ impl InodeTable {
         }
     }
 
-    /// Allocates a new segment (64 inode slots), if the table is not full, and adds its slots to
-    /// `free`.
     fn take_segment(&self, free: &mut Vec<u32>) {
         // ORDERING: Relaxed. This only gives each thread its own segment number. The store to
         // `Segment::slots` publishes the segment.
@@ -195,8 +184,7 @@ impl InodeTable {
         }
     }
 
-    /// Allocates segment `nth` of 64 inode slots, which has no memory yet, and adds its slots to
-    /// `free`. No other thread can find them yet.
+    /// No other thread can find them yet.
     fn make_segment(&self, nth: u32, free: &mut Vec<u32>) {
         let start = nth * SEGMENT_SLOTS;
         let level = (nth + 1).ilog2();
@@ -216,7 +204,7 @@ impl InodeTable {
 }
 
 impl Drop for InodeTable {
-    /// Drops the content of all inodes. The memory of the segments is freed after a grace period.
+    /// The memory of the segments is freed after a grace period.
     fn drop(&mut self) {
         let section = rcu::read_lock();
         let segments = self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());
@@ -227,22 +215,18 @@ impl Drop for InodeTable {
 }
 
 impl Entered<'_> {
-    /// Returns an inode, locked for reading. `ESTALE` if no inode has this number.
     #[inline]
     pub(super) fn read(&self, ino: u64) -> Result<RwLockReadGuard<'_, Inode>, Errno> {
         let inode = self.slot(ino).ok_or(Errno::STALE)?.read();
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns an inode, locked for writing. `ESTALE` if no inode has this number.
     #[inline]
     pub(super) fn write(&self, ino: u64) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
         let inode = self.slot(ino).ok_or(Errno::STALE)?.write();
         if inode.ino() == ino { Ok(inode) } else { Err(Errno::STALE) }
     }
 
-    /// Returns a vacant slot, locked for writing, with a new inode number that no other thread
-    /// knows yet. `ENOSPC` if all slots are in use.
     pub(super) fn alloc(&self) -> Result<RwLockWriteGuard<'_, Inode>, Errno> {
         let index = self.table.alloc_slot().ok_or(Errno::NOSPC)?;
         let mut slot = self.slot(u64::from(index)).expect("a allocated slot exists").write();
@@ -258,7 +242,6 @@ impl Entered<'_> {
         slot
     }
 
-    /// Makes the slot of an inode vacant, and returns its content.
     pub(super) fn remove(&self, mut slot: RwLockWriteGuard<'_, Inode>) -> Inode {
         let number = slot.ino();
         let (index, uses) = (number as u32, (number >> USES_SHIFT) as u32);
@@ -279,7 +262,6 @@ impl Entered<'_> {
         inode
     }
 
-    /// Returns the slot of a number, whatever its content.
     #[inline]
     fn slot(&self, ino: u64) -> Option<&RwLock<Inode>> {
         let index = ino as u32;
@@ -364,7 +346,6 @@ mod tests {
         assert!(allocated.iter().all(|&other| rank(other) != rank(ino)));
     }
 
-    /// Makes `count` inodes and removes them, and returns their numbers.
     fn make_and_remove(table: &InodeTable, count: usize) -> Vec<u64> {
         let table = table.enter();
         let numbers: Vec<u64> = (0..count).map(|_| table.alloc().unwrap().ino()).collect();

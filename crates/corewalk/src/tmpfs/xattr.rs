@@ -59,25 +59,21 @@ mod set;
 /// The largest set that is shared, in bytes. A set with one value of the largest size is still
 /// shared.
 const SHARED_BYTES_MAX: u64 = 2 * 65536;
-/// Maximum number of inodes with a changed set of attributes that waits for its de-duplication
-/// (about a second): enough for 4 threads that change the attributes of 1000 files each.
+/// Maximum number of inodes that wait for the de-duplication of their set (about a second). Enough
+/// for 4 threads that change the attributes of 1000 files each.
 const QUEUED_MAX: u64 = 4096;
 
-/// The set of extended attributes and ACLs of an inode, or None if it has no attributes.
 pub(super) type OwnSet = Option<Arc<Block>>;
 
-/// All sets of attributes of a file system.
-///
 /// # Invariants
 /// X.2 and X.3 of the module documentation.
 pub(super) struct Xattrs {
     is_sharing: bool,
     secret: Secret,
-    /// The table of shared sets, which is made when the first set is shared. It is None if it could
-    /// not be made.
+    /// The table of shared sets is made when the first set is shared. None if it could not be made.
     blocks: OnceLock<Option<Blocks>>,
-    /// Inodes with a private set of attributes. The next `maintain` replaces each set by an equal
-    /// shared set, if there is one.
+    /// Inodes whose private set the next `maintain` replaces by an equal shared set, if there is
+    /// one.
     queued: Deferral<u64>,
     /// The time at which the running epoch began, in milliseconds since 1970. Each `maintain`
     /// begins a new one.
@@ -85,7 +81,6 @@ pub(super) struct Xattrs {
 }
 
 impl Xattrs {
-    /// Returns an empty store, whose first epoch begins at `now`.
     pub(super) fn new(is_sharing: bool, now: Timespec) -> Xattrs {
         Xattrs {
             is_sharing,
@@ -96,8 +91,8 @@ impl Xattrs {
         }
     }
 
-    /// Changes an extended attribute or ACL in `own`, the set of the inode `ino`, which the caller
-    /// has locked. `changed` is the time of the inode's last change.
+    /// The caller has locked the inode `ino`, whose set is `own`. `changed` is the time of the
+    /// inode's last change.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the kind of change requires;
@@ -142,9 +137,8 @@ impl Xattrs {
         result
     }
 
-    /// Changes an inode's set of extended attributes. If other inodes share the set, the inode gets
-    /// a private, changed copy. The size of the set is `before` bytes, and `after` bytes after the
-    /// change.
+    /// If other inodes share the set, the inode gets a private, changed copy. `before` and `after`
+    /// are the bytes of the set.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space for the change. The attributes are then unchanged, but perhaps
@@ -173,9 +167,8 @@ impl Xattrs {
         Ok(())
     }
 
-    /// Returns a block (a reference-counted set of attributes) with the content `set`, which is not
-    /// empty: an equal shared block if there is one, otherwise a new block that is charged to
-    /// `space`.
+    /// Returns an equal shared block if there is one, otherwise a new block that is charged to
+    /// `space`. `set` is not empty.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space.
@@ -196,7 +189,6 @@ impl Xattrs {
         Ok(Some(Arc::new(Block::private(set))))
     }
 
-    /// Drops the set of an inode.
     pub(super) fn drop_set(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.take() else { return };
         let bytes = block.set().bytes();
@@ -209,8 +201,7 @@ impl Xattrs {
         }
     }
 
-    /// Ends the running epoch (the time in which repeated changes are queued), and begins a new one
-    /// at `now`. `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
+    /// `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
         // ORDERING: Relaxed. A thread with the start of the old epoch may queue an inode at its
         // first change in the new one. That is harmless: this or the next `end_epoch` de-duplicates
@@ -219,13 +210,10 @@ impl Xattrs {
         self.queued.share(handle);
     }
 
-    /// Returns the number of queued inodes.
     pub(super) fn queued(&self) -> u64 {
         self.queued.len()
     }
 
-    /// De-duplicates an inode's set of attributes, if it was queued for that and has not been
-    /// replaced since.
     pub(super) fn share_queued(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.as_mut().and_then(Arc::get_mut) else { return };
         if std::mem::take(&mut block.is_queued) {
@@ -233,7 +221,6 @@ impl Xattrs {
         }
     }
 
-    /// De-duplicates a private set. Does nothing to a shared one.
     fn share(&self, own: &mut OwnSet, space: &Budget) {
         let Some(block) = own.as_mut().filter(|block| block.is_private()) else { return };
         let block = Arc::get_mut(block).expect("only one inode has a private block");
@@ -253,20 +240,17 @@ impl Xattrs {
         }
     }
 
-    /// Returns statistics. They are exact while no set changes.
+    /// The statistics are exact while no set changes.
     pub(super) fn stats(&self) -> XattrStats {
         let blocks = self.blocks.get().and_then(Option::as_ref);
         XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.queued() }
     }
 
-    /// Returns the counters of the index of shared attribute sets. All are 0 before a set was
-    /// shared.
     pub(super) fn index_counts(&self) -> IndexCounts {
         let blocks = self.blocks.get().and_then(Option::as_ref);
         blocks.map_or_else(IndexCounts::default, Blocks::counts)
     }
 
-    /// If the inode is the only user of its shared set, makes the set private and returns true.
     fn make_private_if_last(&self, own: &mut OwnSet) -> bool {
         let (Some(blocks), Some(block)) = (self.blocks(), own.take()) else { return false };
         match blocks.release(block, Leave::IfLast) {
@@ -282,8 +266,7 @@ impl Xattrs {
         }
     }
 
-    /// Replaces an inode's shared set by a changed private copy. The caller has charged the copy to
-    /// the budget.
+    /// The caller has charged the copy to the budget.
     fn copy(&self, own: &mut OwnSet, change: Change<'_>, space: &Budget) {
         let Some(shared) = own else { return };
         let mut copy = Block::private(shared.set().clone());
@@ -294,12 +277,10 @@ impl Xattrs {
         }
     }
 
-    /// Returns true if the changed set of an inode must be queued for de-duplication. The change is
-    /// at `now`, the previous one was at `changed`.
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // The change is a repeated one only if the previous change is in the running epoch. A
+        // An epoch ends about once per second. Only a second change in one epoch is queued. A
         // previous time after `now` does not count: the clock was set back, or a caller has set the
         // time.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
@@ -310,7 +291,6 @@ impl Xattrs {
         })
     }
 
-    /// Queues an inode for de-duplication if its set is private.
     #[inline]
     fn queue(&self, own: &mut OwnSet, ino: u64) {
         let Some(block) = own.as_mut().filter(|block| block.is_private()) else { return };
@@ -320,7 +300,6 @@ impl Xattrs {
         }
     }
 
-    /// Returns the blocks if a set of `bytes` may be shared.
     fn blocks_for(&self, bytes: u64) -> Option<&Blocks> {
         if bytes <= SHARED_BYTES_MAX { self.blocks() } else { None }
     }
@@ -341,9 +320,7 @@ pub struct XattrStats {
     pub waiting: u64,
 }
 
-/// Returns a time in milliseconds since 1970.
 fn milliseconds(time: Timespec) -> u64 {
-    // A time before 1970 counts as 1970, and so is before the running epoch.
     (time.secs.max(0) as u64).saturating_mul(1000).saturating_add(u64::from(time.nanos) / 1_000_000)
 }
 

@@ -42,18 +42,14 @@ use crate::slot::InodeSlot;
 /// in their two low bits share a lock, so slot numbers would be bad keys. The factor is 2 to the
 /// 64th over the golden ratio.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Nanoseconds of a second.
 const NANOS: u32 = 1_000_000_000;
 /// A permission check reads the mode and then the ACL of an inode, and reads both again if they
 /// changed in between. After this many attempts, it takes the attribute lock.
 const ACL_TRIES: u32 = 4;
 
-/// The result of a check that does not block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// Allowed.
     Yes,
-    /// Refused with this error.
     No(Errno),
     /// The check needs the back end, which may block.
     Unknown,
@@ -116,9 +112,9 @@ impl Vfs {
         let attr = self.ask(inode, |fs, node| {
             Ok(self.reported(inode.slot, fs.getattr(node.with_handle(handle))?))
         })?;
-        // A client must not get attributes that are newer than the cached permission record (mode,
-        // owner and ACL flag). So invalidate a record that differs. Ignore a difference in
-        // `has_acl` alone: a back end may set it without checking for an ACL.
+        // A client must not get attributes that are newer than the cached mode and owner. So
+        // invalidate these if they differ. Ignore a difference in `has_acl` alone: a back end may
+        // set it without checking for an ACL.
         let perm = Perm::of(&attr, attr.has_acl);
         match inodes.perm(inode.slot) {
             Some(known) if Perm { has_acl: known.has_acl, ..perm } == known => {}
@@ -230,8 +226,7 @@ impl Vfs {
         })
     }
 
-    /// Takes the attribute lock of an inode (invariant P.1). The caller holds no other locks than
-    /// in-lookup locks.
+    /// The caller holds no other locks than in-lookup locks.
     pub(super) fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -257,9 +252,8 @@ impl Vfs {
         }
     }
 
-    /// Runs a change of the mode, the owner or the group. The inode's permission record is unknown
-    /// while `change` runs. Afterwards it is set from the back end's answer, unless another change
-    /// overlapped.
+    /// The cached mode and owner are unknown while `change` runs. Afterwards they are set from the
+    /// back end's answer, unless another change overlapped.
     pub(super) fn change(
         &self,
         slot: InodeSlot,
@@ -273,8 +267,6 @@ impl Vfs {
         Ok(attr)
     }
 
-    /// Checks whether `cred` may change the attributes `set`, as chmod(2), chown(2), utimensat(2)
-    /// and truncate(2) do. Returns the change that the back end has to make.
     fn prepare(
         &self,
         cred: &Cred,
@@ -334,9 +326,8 @@ impl Vfs {
         Ok(set)
     }
 
-    /// Clears the set-user-ID and set-group-ID bits that the writer may not keep. `load_cred`
-    /// returns the writer's credentials; it is called only if the file has such a bit. The caller
-    /// holds the returned lock until the content has changed, so that no thread can set the bits
+    /// `load_cred` is called only if the file has set-user-ID or set-group-ID. The caller holds the
+    /// returned lock until the content has changed. Otherwise another thread could set the bits
     /// meanwhile.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
@@ -358,8 +349,7 @@ impl Vfs {
         Ok(attr_lock)
     }
 
-    /// Checks that `cred` has the permissions `what` for an inode. May call the back end. The
-    /// caller holds no attribute lock.
+    /// May call the back end. The caller holds no attribute lock.
     ///
     /// # Errors
     /// `EACCES`, and the errors of the back end.
@@ -399,8 +389,6 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record and the access ACL of an inode. Also tells whether record and
-    /// ACL certainly belong to one state of the inode.
     fn perm_and_acl(&self, slot: InodeSlot) -> Result<(Perm, Option<Acl>, Consistency), Errno> {
         let inodes = &self.dcache.inodes;
         let changes = inodes.changes();
@@ -409,16 +397,15 @@ impl Vfs {
             return Ok((perm, None, Consistency::Proven));
         }
         let acl = self.with_inode(slot, |fs, node| fs.get_acl(node, AclKind::Access))?;
-        // Check that no attribute change came between the two reads: first of the permission record
-        // (the cached mode and owner), then of the ACL. A change takes three steps:
+        // Check that no attribute change came between the two reads: first of the cached mode and
+        // owner (the record), then of the ACL. A change takes three steps:
         // 1. It increments the count of changes, and marks the record as unknown.
         // 2. It calls the back end.
         // 3. It increments the count again, and sets the new record.
         //
-        // Suppose that the ACL is from after a change, and the record from before it. If the change
-        // has not ended, the record is marked as unknown by now. If the change has ended, the count
-        // of changes has grown. Comparing the record first and the count last notices both cases.
-        // Changes of other inodes also raise the count, and cause needless repetitions.
+        // If a change that came in between has not ended, the record is marked as unknown. If it
+        // has ended, the count has grown. So comparing the record first and the count last notices
+        // both. Changes of other inodes only cause needless repetitions.
         let is_same = inodes.perm(slot) == Some(perm) && inodes.changes() == changes;
         Ok((perm, acl, if is_same { Consistency::Proven } else { Consistency::Unproven }))
     }
@@ -441,8 +428,6 @@ impl Vfs {
         }
     }
 
-    /// Returns the permission record (mode, owner, ACL flag) of an inode. If the cache does not
-    /// have it, asks the back end.
     pub(super) fn perm(&self, slot: InodeSlot) -> Result<Perm, Errno> {
         if let Some(perm) = self.dcache.inodes.perm(slot) {
             return Ok(perm);
@@ -455,8 +440,6 @@ impl Vfs {
         Ok(perm)
     }
 
-    /// Sets an ACL from the value of its extended attribute, as setxattr(2) with the flags `how`
-    /// does. An empty value removes it.
     pub(super) fn set_acl_xattr(
         &self,
         cred: &Cred,
@@ -497,7 +480,6 @@ impl Vfs {
         Ok(())
     }
 
-    /// Returns an ACL as the value of its extended attribute.
     pub(super) fn get_acl_xattr(
         &self,
         inode: &InodeRef<'_>,
@@ -507,7 +489,6 @@ impl Vfs {
         acl.map(|acl| acl.to_xattr()).ok_or(Errno::NODATA)
     }
 
-    /// Checks that an ACL exists, or does not exist, as `mode` of setxattr(2) demands.
     fn check_acl_mode(
         &self,
         inode: &InodeRef<'_>,
@@ -526,18 +507,13 @@ impl Vfs {
     }
 }
 
-/// Tells whether a permission record and an ACL are certainly of one state: no attribute change
-/// came between the reads of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Consistency {
-    /// The record and the ACL are of one state.
     Proven,
-    /// The record and the ACL may be of two states.
     Unproven,
 }
 
-/// A guard for a running attribute change. Its drop ends the change, even if the back end fails or
-/// panics.
+/// The drop of this guard ends the change, even if the back end fails or panics.
 struct ChangeGuard<'v> {
     vfs: &'v Vfs,
     slot: InodeSlot,
@@ -558,8 +534,6 @@ impl Drop for ChangeGuard<'_> {
     }
 }
 
-/// Returns the kind of ACL that the extended attribute `name` contains. Returns None for any other
-/// attribute.
 pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     match name {
         XATTR_ACCESS => Some(AclKind::Access),
@@ -568,9 +542,8 @@ pub(super) fn acl_kind(name: &[u8]) -> Option<AclKind> {
     }
 }
 
-/// Returns the new mode if `set`, a chown or a truncation, clears the set-user-ID or set-group-ID
-/// bits of a file (not a directory). A truncation clears the same bits as a write, without a check
-/// of the owner.
+/// Returns the new mode if `set`, a chown or a truncation, clears set-user-ID or set-group-ID. A
+/// truncation clears the same bits as a write, without a check of the owner.
 ///
 /// # Errors
 /// Those of [`left_by_chown`].
@@ -586,9 +559,8 @@ fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>
     Ok(clears.then_some(left))
 }
 
-/// Returns the mode of a file (not a directory) after a chown, which clears set-user-ID and
-/// set-group-ID. None if the mode stays. `gid` is the group after the chown. If that group may not
-/// execute the file, and the caller is in it, set-group-ID stays.
+/// Returns the mode of a file after a chown, or None if the mode stays. Set-group-ID stays if the
+/// group `gid` may not execute the file, and the caller is in it.
 ///
 /// # Errors
 /// `EPERM` if the chown clears a bit, and the caller may not chmod the file.
@@ -619,8 +591,7 @@ fn is_lone_set_group_id(mode: u32) -> bool {
     mode & (mode::S_ISGID | 0o010) == mode::S_ISGID
 }
 
-/// Returns the mode that a file of the group `gid` gets when the caller sets `mode`. Clears
-/// set-group-ID if the caller has neither the group nor `CAP_FSETID`.
+/// Clears set-group-ID if the caller has neither the group nor `CAP_FSETID`.
 fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     match cred.is_in_group(gid) || cred.has(Caps::FSETID) {
         true => mode,
@@ -628,12 +599,10 @@ fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     }
 }
 
-/// Checks that mode bits, ACL and capabilities allow `what`.
 fn decide(cred: &Cred, perm: &Perm, acl: Option<&Acl>, what: May) -> Result<(), Errno> {
     if may(cred, perm, acl, what) { Ok(()) } else { Err(Errno::ACCESS) }
 }
 
-/// Returns true if mode bits, ACL and capabilities allow `what`.
 fn may(cred: &Cred, perm: &Perm, acl: Option<&Acl>, what: May) -> bool {
     let granted = match acl {
         Some(acl) => {

@@ -102,7 +102,6 @@ impl Vfs {
         }
     }
 
-    /// Connects a directory to the tree, if it has no dentry.
     fn connect(&self, dir: &InodeRef<'_>) -> Result<(), Errno> {
         for _ in 0..TRIES_MAX {
             let mut above = vec![dir.clone()];
@@ -127,13 +126,11 @@ impl Vfs {
         Err(Errno::STALE)
     }
 
-    /// Returns true if a directory has a dentry.
     fn has_place(&self, dir: &InodeRef<'_>) -> bool {
         self.dir(dir.slot).is_ok()
     }
 
-    /// Finds the name of `child` in the directory `parent` and looks it up. Returns false if
-    /// `child` is not in `parent`.
+    /// Returns false if `child` is not in `parent`.
     fn look_up_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<bool, Errno> {
         let name = self.name_of_child(parent, child);
         let found = name.and_then(|name| self.lookup(&Cred::root(), parent, Name::new(&name)?));

@@ -19,25 +19,22 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
-    /// The path locks that this call of the back end has taken. The mutex is needed because a back
-    /// end may ask for paths on several threads.
+    /// Protected by its own mutex, because a back end may ask for paths on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 
-/// An inode of a call.
 pub(crate) struct CallNode<'c, 'v> {
     call: &'c Call<'v>,
     inode: InodeSlot,
     path: OnceLock<Result<Vec<u8>, Errno>>,
 }
 
-/// A path that a rename or a removal passes to the back end: that of a directory whose path lock it
-/// holds, or of a name in it. `None` for a back end by number.
+/// The path of a directory whose path lock a rename or a removal holds, or of a name in that
+/// directory. `None` for a back end by number.
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
-    /// Calls the back end about an inode. If the back end asks for a path of the inode, the path
-    /// stays valid during the call.
+    /// If the back end asks for a path of the inode, the path stays valid during the call.
     #[inline]
     pub(crate) fn with_node<T>(
         &self,
@@ -64,7 +61,6 @@ impl Vfs {
         self.with_node(inode, question).map_err(|error| self.stale_if_gone(inode, error))
     }
 
-    /// Turns `ENOENT` of a back end by path into `ESTALE`.
     #[inline]
     pub(super) fn stale_if_gone(&self, inode: InodeSlot, error: Errno) -> Errno {
         match error {
@@ -73,15 +69,14 @@ impl Vfs {
         }
     }
 
-    /// Starts a call of the back end of `inode`.
     #[inline]
     pub(crate) fn call(&self, inode: InodeSlot) -> Call<'_> {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// Takes the path locks of a rename or a removal. `moved` are the moved or removed inodes; if
-    /// there is only one, the second is `InodeSlot::NONE`. `above` are the directories of their
-    /// names. Returns `None` for a back end by number.
+    /// `moved` are the moved or removed inodes; if there is only one, the second is
+    /// `InodeSlot::NONE`. `above` are the directories of their names. Returns `None` for a back end
+    /// by number.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.
@@ -96,8 +91,7 @@ impl Vfs {
         }
     }
 
-    /// Returns the `Node` that a rename or removal passes to the back end. Its path is already
-    /// locked.
+    /// The path of the returned node is already locked.
     pub(super) fn known_node<'a>(&self, inode: InodeSlot, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);
@@ -106,13 +100,11 @@ impl Vfs {
 }
 
 impl<'v> Call<'v> {
-    /// Returns the back end.
     #[inline]
     pub(crate) fn fs(&self) -> &'v dyn FileSystem {
         &*self.superblock.fs
     }
 
-    /// Returns an inode of this call.
     #[inline]
     pub(crate) fn node(&self, inode: InodeSlot) -> CallNode<'_, 'v> {
         CallNode { call: self, inode, path: OnceLock::new() }
@@ -129,7 +121,6 @@ impl<'v> Call<'v> {
 }
 
 impl CallNode<'_, '_> {
-    /// Returns the inode in the form that the back end takes.
     #[inline]
     pub(crate) fn node(&self) -> Node<'_> {
         let inodes = &self.call.vfs.dcache.inodes;
@@ -149,13 +140,10 @@ impl PathSource for CallNode<'_, '_> {
 }
 
 impl KnownPath {
-    /// Returns the path of the directory at position `index` of the list `above` that was passed to
-    /// [`Vfs::lock_move`].
     pub(super) fn above(lock: Option<&MoveLock<'_>>, index: usize) -> KnownPath {
         KnownPath(lock.map(|lock| lock.above[index].clone()))
     }
 
-    /// Returns the path of `name` in this directory.
     pub(super) fn child(&self, name: &[u8]) -> KnownPath {
         let child = |dir: &Vec<u8>| [dir.strip_suffix(b"/").unwrap_or(dir), b"/", name].concat();
         KnownPath(self.0.as_ref().map(child))

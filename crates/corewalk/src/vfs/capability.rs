@@ -68,8 +68,6 @@ impl Vfs {
         inode.kind() == FileKind::Regular && !self.dcache.inodes.lacks_capability(inode.slot)
     }
 
-    /// Asks the back end for the file capabilities of an inode. Remembers the answer if the inode
-    /// has none.
     pub(super) fn get_capability(
         &self,
         inode: &InodeRef<'_>,
@@ -84,8 +82,8 @@ impl Vfs {
         value
     }
 
-    /// Sets the file capabilities of an inode. The cache treats this as a change of attributes, so
-    /// it will not remember an older answer of the back end.
+    /// The cache treats this as a change of attributes, so it will not remember an older answer of
+    /// the back end.
     pub(super) fn set_capability(
         &self,
         inode: &InodeRef<'_>,
@@ -101,7 +99,6 @@ impl Vfs {
     }
 }
 
-/// Returns true if an error of the back end means that a file has no capabilities.
 fn is_absent(error: Errno) -> bool {
     matches!(error, Errno::NODATA | Errno::OPNOTSUPP | Errno::NOSYS)
 }

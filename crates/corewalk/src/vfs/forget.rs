@@ -59,7 +59,6 @@ impl Vfs {
         older.iter().chain(&current).map(InodeRef::drop_all_lookups).sum()
     }
 
-    /// Returns the stale generations of this number that are still referenced.
     fn stale_generations(&self, ino: u64) -> Vec<InodeRef<'_>> {
         let slots = self.dcache.inodes.stale_generations(0, ino);
         slots.into_iter().map(|slot| InodeRef { vfs: self, slot }).collect()
@@ -97,7 +96,6 @@ impl InodeRef<'_> {
         self.vfs.dcache.inodes.lockref(self.slot).count() / LOOKUP
     }
 
-    /// Drops `n` lookups. Returns false if there are fewer.
     fn drop_lookups(&self, n: u64) -> bool {
         let mut guard = self.vfs.dcache.inodes.lockref(self.slot).lock();
         let lookups = guard.count() / LOOKUP;

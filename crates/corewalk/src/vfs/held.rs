@@ -11,18 +11,14 @@ pub(crate) struct Dir<'v> {
     pub(crate) now: Directory,
 }
 
-/// A name and its inode, found in the cache or the back end under the in-lookup lock of the name.
-///
-/// If the name has a dentry, the `FoundName` holds only that dentry. The dentry holds the inode
-/// until a thread with the in-lookup lock removes the name. Otherwise the `FoundName` holds the
-/// inode.
+/// If the name has a dentry, a `FoundName` holds only that dentry. The dentry holds the inode until
+/// a thread with the in-lookup lock removes the name.
 pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: InodeSlot,
     pub(super) dentry: Result<DentrySlot, Unattached>,
 }
 
-/// The reason why an inode that was found in the back end has no dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
     /// The inode is a directory whose dentry has another name, and another operation is changing
@@ -34,7 +30,6 @@ pub(crate) enum Unattached {
     NoRoom,
 }
 
-/// A dentry slot with a reference.
 pub(crate) struct DentryHold<'v> {
     pub(super) vfs: &'v Vfs,
     pub(super) slot: DentrySlot,
@@ -48,7 +43,6 @@ pub(crate) struct DentryAndInode<'v> {
 }
 
 impl Dir<'_> {
-    /// Returns the current parent key of the directory's children.
     pub(crate) fn key(&self) -> ParentKey {
         self.vfs.dcache.key_of_held(self.now.slot)
     }
@@ -61,8 +55,7 @@ impl Drop for Dir<'_> {
 }
 
 impl<'v> FoundName<'v> {
-    /// Makes a `FoundName` of an inode and its dentry. If `dentry` is given, it must be a dentry of
-    /// `inode`.
+    /// If `dentry` is given, it must be a dentry of `inode`.
     pub(super) fn new(
         inode: InodeRef<'v>,
         dentry: Result<DentryHold<'v>, Unattached>,
@@ -86,28 +79,23 @@ impl<'v> FoundName<'v> {
         self.vfs.dcache.inodes.is_directory(self.inode)
     }
 
-    /// Returns the slot of the dentry, if there is one.
     pub(crate) fn dentry(&self) -> Result<DentrySlot, Unattached> {
         self.dentry
     }
 
-    /// Returns the slot of the dentry if it is a directory.
     pub(super) fn directory(&self) -> Option<DentrySlot> {
         self.dentry.ok().filter(|_| self.is_directory())
     }
 
-    /// Returns another reference on the inode.
     pub(crate) fn inode_ref(&self) -> InodeRef<'v> {
         self.vfs.dcache.inodes.lockref(self.inode).get();
         InodeRef { vfs: self.vfs, slot: self.inode }
     }
 
-    /// Returns the inode.
     pub(super) fn into_inode(self) -> InodeRef<'v> {
         self.inode_ref()
     }
 
-    /// Returns the dentry.
     pub(crate) fn into_dentry(self) -> Result<DentryHold<'v>, Unattached> {
         let slot = self.dentry?;
         let vfs = self.vfs;
@@ -126,8 +114,7 @@ impl Drop for FoundName<'_> {
 }
 
 impl<'v> DentryHold<'v> {
-    /// Returns a `DentryHold` that takes over the caller's reference on the dentry. `slot` may be
-    /// `DentrySlot::NONE`.
+    /// Takes over the caller's reference on the dentry. `slot` may be `DentrySlot::NONE`.
     pub(super) fn adopt(vfs: &'v Vfs, slot: DentrySlot) -> DentryHold<'v> {
         DentryHold { vfs, slot }
     }
@@ -136,7 +123,7 @@ impl<'v> DentryHold<'v> {
         self.slot
     }
 
-    /// Returns the slot. The caller takes over its reference.
+    /// The caller takes over the reference.
     pub(crate) fn into_slot(self) -> DentrySlot {
         let slot = self.slot;
         std::mem::forget(self);

@@ -35,8 +35,8 @@ use crate::fs::{Node, RenameMode};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// A name that a rename or a removal is about to change, and its directory, whose path the
-/// operation's path locks keep valid.
+/// A name that a rename or a removal is about to change, and the path of its directory, which is
+/// locked.
 #[derive(Clone, Copy)]
 pub(super) struct LockedName<'a> {
     pub(super) dir: Node<'a>,
@@ -44,7 +44,6 @@ pub(super) struct LockedName<'a> {
     pub(super) name: Name<'a>,
 }
 
-/// The way in which a file got its hidden name. A rename hides each file that it replaces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HiddenBy {
     /// The hidden name is a second link of the file.
@@ -54,8 +53,8 @@ enum HiddenBy {
 }
 
 impl Vfs {
-    /// Removes `victim` from its back end. In a back end by path, an open file is renamed to a
-    /// hidden name instead. The caller holds the path locks and the in-lookup lock of the name.
+    /// In a back end by path, an open file is not removed but renamed to a hidden name. The caller
+    /// holds the path locks and the in-lookup lock of the name.
     pub(super) fn remove_in_backend(
         &self,
         at: LockedName<'_>,
@@ -71,8 +70,8 @@ impl Vfs {
         superblock.fs.remove(at.dir, at.name, node)
     }
 
-    /// Renames in the back end. A back end by path first gives a replaced file a hidden name. The
-    /// caller holds the path locks and the in-lookup locks of both names.
+    /// A back end by path first gives a replaced file a hidden name. The caller holds the path
+    /// locks and the in-lookup locks of both names.
     pub(super) fn rename_in_backend(
         &self,
         from: LockedName<'_>,
@@ -132,8 +131,7 @@ impl Vfs {
 }
 
 impl Superblock {
-    /// Removes a hidden name from the back end. After an error the name stays, because no caller
-    /// could handle the error.
+    /// After an error the name stays, because no caller could handle the error.
     pub(super) fn remove_hidden(&self, hidden: &Hidden) {
         let (root, path) = (root_path(), KnownPath(Some(hidden.path())));
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
@@ -145,7 +143,6 @@ impl Superblock {
         }
     }
 
-    /// Renames a file to a hidden name.
     fn hide(&self, inode: InodeSlot, node: Node<'_>, at: LockedName<'_>) -> Result<(), Errno> {
         let hidden = self.new_hidden(node)?;
         let root = root_path();
@@ -155,7 +152,6 @@ impl Superblock {
         Ok(())
     }
 
-    /// Gives the file `node` a hidden name, and then runs `rename`, which replaces the file.
     fn replace(
         &self,
         inode: InodeSlot,
@@ -183,8 +179,6 @@ impl Superblock {
         done
     }
 
-    /// Records the new hidden name of a file. If the file already had a hidden name, removes the
-    /// old one.
     fn note_hidden(&self, inode: InodeSlot, hidden: Hidden) {
         let before = self.paths.as_ref().and_then(|paths| paths.hide(inode, hidden));
         if let Some(before) = before {
@@ -198,8 +192,7 @@ impl Superblock {
     }
 }
 
-/// Runs a call of the back end from a destructor. During unwinding, catches a panic of the call,
-/// because a second panic would abort the process.
+/// During unwinding, catches a panic of the call, because a second panic would abort the process.
 pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));

@@ -13,8 +13,6 @@ use crate::slot::InodeSlot;
 const WHITEOUT_DEV: u64 = 0;
 
 impl Vfs {
-    /// Applies the properties that a new file inherits from its directory: group, set-group-ID,
-    /// ACLs.
     pub(super) fn inherit<'a>(
         &self,
         cred: &Cred,

@@ -107,7 +107,6 @@ impl Vfs {
         self.fs(inode.slot).leases()
     }
 
-    /// Returns the inode of the dentry in `slot`, if there is one.
     fn inode_of(&self, slot: DentrySlot) -> Option<InodeRef<'_>> {
         let dcache = &self.dcache;
         loop {

@@ -659,8 +659,7 @@ impl Vfs {
         })
     }
 
-    /// Runs `question`: a permission check, and a call of the back end about `inode`. If the back
-    /// end has already removed the inode, waits until its name has left the cache.
+    /// If the back end has already removed the inode, waits until its name has left the cache.
     #[inline]
     pub(super) fn ask<T>(
         &self,

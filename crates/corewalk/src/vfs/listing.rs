@@ -51,13 +51,11 @@ use crate::slot::InodeSlot;
 pub struct Listing<'v> {
     directory: &'v InodeRef<'v>,
     handle: u64,
-    /// The attribute changes before the listing.
     changes: i64,
     /// None for a removed directory, which has no entries.
     held: Option<Held<'v>>,
 }
 
-/// The dentry of a directory that is listed, as it was when the listing began.
 struct Held<'v> {
     // `mark` is dropped before `dir`: it refers to the directory's slot, which may be reused after
     // `dir` drops its reference.
@@ -167,9 +165,9 @@ impl Vfs {
     pub fn listing<'v>(&'v self, dir: &'v InodeRef<'v>) -> Listing<'v> {
         let changes = self.dcache.inodes.changes();
         let held = self.dir(dir.slot).ok().map(|dir| {
-            // Register the listing before reading the parent key. Every later invalidation of the
-            // directory changes that key. So `enter` notices the invalidation and does not cache an
-            // outdated entry.
+            // Register the listing before reading the directory's key. Every later invalidation of
+            // the directory changes that key. So `enter` notices it, and does not cache an outdated
+            // entry.
             let mark = self.dcache.listings.begin(dir.now.slot);
             Held { mark, key: dir.key(), dir }
         });
@@ -220,8 +218,6 @@ impl<'v> Listing<'v> {
         Some(vfs.looked_up(inode.unless_saturated().ok()?, &attr, self.changes))
     }
 
-    /// Returns true if `inode`, which the cache has for the name, is the inode that `attr`
-    /// describes.
     fn is_inode(&self, inode: InodeSlot, attr: &Attr) -> bool {
         let inodes = &self.directory.vfs.dcache.inodes;
         let superblock = inodes.superblock(self.directory.slot);

@@ -76,9 +76,8 @@ impl Vfs {
         self.lookup_by_ino_slow(cred, parent, name)
     }
 
-    /// Looks up `name` in the directory with the inode number `parent`, in the cache only, without
-    /// a lock. None does not prove that the name is not cached: its inode may have too many
-    /// references. [`Vfs::cached_child`] tells these cases apart.
+    /// Searches the cache only, without a lock. None does not prove that the name is not cached:
+    /// its inode may have too many references. [`Vfs::cached_child`] tells these cases apart.
     #[inline]
     pub(crate) fn child_by_ino(&self, parent: u64, name: &[u8]) -> Option<InodeRef<'_>> {
         let slot = self.dcache.get_by_ino(parent, name)?;
@@ -115,7 +114,6 @@ impl Vfs {
             if inode.is_none() {
                 break;
             }
-            // If the dentry was evicted or changed meanwhile, search again.
             if self.dcache.get_inode(slot, seen.seq, inode) {
                 self.dcache.inodes.touch(inode);
                 return InodeRef { vfs: self, slot: inode }.unless_saturated();
@@ -140,7 +138,6 @@ impl Vfs {
         }
     }
 
-    /// Looks a name up under its in-lookup lock, by `resolve`.
     #[cold]
     pub(super) fn lookup_slow<'v>(
         &'v self,
@@ -163,7 +160,6 @@ impl Vfs {
         Ok(LookedUp { inode: inode.unless_saturated()?, attr })
     }
 
-    /// Like [`Vfs::resolve`], with the attributes if the back end was asked.
     pub(super) fn resolve_with_attr(
         &self,
         dir: &Dir<'_>,
@@ -180,11 +176,10 @@ impl Vfs {
         Ok(found.map(|found| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns the result of a lookup: an inode, and the attributes that the back end reported.
     /// `changes` is the count of attribute changes before the back end was asked.
     ///
-    /// A client must not get attributes that are newer than the cached permission record (mode and
-    /// owner). So a record that differs from `attr` is invalidated.
+    /// A client must not get attributes that are newer than the cached mode and owner. So these are
+    /// invalidated if they differ from `attr`.
     ///
     /// The back end counts the hidden name of an unlinked open file as a link. Whether the file had
     /// a hidden name when the back end answered is not known here. So if `attr` may count a hidden

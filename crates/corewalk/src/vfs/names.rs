@@ -24,16 +24,13 @@ pub enum Removal {
     Rmdir,
 }
 
-/// The treatment of a negative answer by a fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// The fill enters a negative dentry.
     Cached,
     /// A negative answer is not cached, because the caller is about to give the name to a file.
     Dropped,
 }
 
-/// The answer of the back end for a name.
 pub(super) struct Answer {
     /// The parent key before the back end was asked.
     key: ParentKey,
@@ -42,12 +39,10 @@ pub(super) struct Answer {
     pub(super) attr: Result<Attr, Errno>,
 }
 
-/// The cached answer for a name.
 pub(super) enum Cached<'v> {
     /// The cache has no dentry of the name, or a concurrent change hid it. The caller asks the back
     /// end.
     Unknown,
-    /// The file of the name, or None for a negative dentry.
     Known(Option<FoundName<'v>>),
 }
 
@@ -87,8 +82,8 @@ impl Vfs {
         }
     }
 
-    /// Checks search permission. Skips the check for a caller with `CAP_DAC_READ_SEARCH`, which
-    /// allows to search every directory.
+    /// Skips the check for a caller with `CAP_DAC_READ_SEARCH`, which allows to search every
+    /// directory.
     #[inline]
     pub(super) fn may_search(&self, cred: &Cred, dir: InodeSlot) -> Result<(), Errno> {
         if cred.has(Caps::DAC_READ_SEARCH) {
@@ -100,8 +95,7 @@ impl Vfs {
         })
     }
 
-    /// Looks a name up in the cache, and writes no shared memory except the found inode's reference
-    /// count.
+    /// Writes no shared memory except the found inode's reference count.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -143,8 +137,6 @@ impl Vfs {
         Ok(Dir { vfs: self, now })
     }
 
-    /// Returns the dentry, with a reference, of a directory that the caller may search.
-    ///
     /// # Errors
     /// The errors of [`Vfs::dir`]; `EACCES` without search permission.
     pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
@@ -153,8 +145,7 @@ impl Vfs {
         Ok(found)
     }
 
-    /// Looks `lookup_key` up in the cache, then in the back end, and caches the answer. Returns
-    /// None for a missing name. The caller holds the name's in-lookup lock.
+    /// Returns None for a missing name. The caller holds the name's in-lookup lock.
     pub(crate) fn resolve(
         &self,
         dir: &Dir<'_>,
@@ -164,7 +155,7 @@ impl Vfs {
         self.resolve_or(dir, lookup_key, in_lookup, Missing::Cached)
     }
 
-    /// Like [`Vfs::resolve`]. `missing` tells whether to cache a negative answer.
+    /// `missing` tells whether to cache a negative answer.
     pub(super) fn resolve_or(
         &self,
         dir: &Dir<'_>,
@@ -182,14 +173,13 @@ impl Vfs {
         }
     }
 
-    /// Returns the cached answer for a name. The caller holds the in-lookup lock of the name.
+    /// The caller holds the in-lookup lock of the name.
     pub(super) fn cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Cached<'_> {
         while let Some((slot, seen)) = self.dcache.find(dir.key(), lookup_key) {
             if seen.body.is_negative() {
                 self.dcache.dentries.cold(slot).touch();
                 return Cached::Known(None);
             }
-            // If the dentry was evicted or changed meanwhile, search again.
             if self.dcache.get(slot, seen.seq) {
                 let inode = seen.body.inode();
                 return Cached::Known(Some(FoundName { vfs: self, inode, dentry: Ok(slot) }));
@@ -198,8 +188,6 @@ impl Vfs {
         Cached::Unknown
     }
 
-    /// Takes references on the dentry in `slot` and on its inode. Returns None if the dentry has
-    /// changed since the snapshot `seen`, or is negative.
     pub(crate) fn hold(&self, slot: DentrySlot, seen: Snapshot) -> Option<DentryAndInode<'_>> {
         let inode = seen.body.inode();
         if inode.is_none() || !self.dcache.get(slot, seen.seq) {
@@ -213,9 +201,7 @@ impl Vfs {
         Some(DentryAndInode { dentry, inode: InodeRef { vfs: self, slot: inode } })
     }
 
-    /// Looks a name up in the back end and caches the answer. An answer that an invalidation during
-    /// the call may have made stale is not cached. Returns the attributes too, unless
-    /// [`Vfs::looked_up`] leaves them out.
+    /// An answer that an invalidation during the call may have made stale is not cached.
     pub(super) fn fill(
         &self,
         dir: &Dir<'_>,
@@ -231,7 +217,7 @@ impl Vfs {
         self.take_answer(dir, lookup_key, in_lookup, answer, None)
     }
 
-    /// Asks the back end for a name. The caller holds the in-lookup lock of the name.
+    /// The caller holds the in-lookup lock of the name.
     pub(super) fn ask_for_name(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Answer {
         let (key, changes) = (dir.key(), self.dcache.inodes.changes());
         let attr = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
@@ -294,8 +280,8 @@ impl Vfs {
     }
 
     /// Returns the inode that `attr` describes, with a reference. Enters a missing inode in the
-    /// cache, for the file system of the inode `near`. If `beside` (a negative dentry of its name)
-    /// is given, the inode gets its slot number if possible.
+    /// file system of the inode `near`, if possible in the slot of `beside`, a negative dentry of
+    /// its name.
     pub(super) fn enter(
         &self,
         near: InodeSlot,
@@ -330,7 +316,6 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// Makes a dentry of `inode` with the name `lookup_key` in `dir`, under the parent key `key`.
     /// If `key` is stale because the directory was invalidated, no lookup finds the dentry.
     pub(super) fn attach(
         &self,
@@ -362,8 +347,8 @@ impl Vfs {
             let _old_parent = self.splice(dir, key, lookup_key, &hold, in_lookup)?;
             return Ok(hold);
         }
-        // `publish` fails if the directory was invalidated since `key` was read. Then use a stale
-        // parent key, under which no lookup finds the dentry.
+        // `publish` fails if the directory was invalidated since `key` was read. Then enter a
+        // dentry that no lookup finds.
         let slot = self.dcache.publish(key, lookup_key, Some(node), in_lookup).or_else(|_| {
             self.invalidate_cached(dir, lookup_key);
             self.dcache.publish(ParentKey::stale(key.parent()), lookup_key, Some(node), in_lookup)
@@ -381,9 +366,9 @@ impl Vfs {
         Ok(DentryHold { vfs: self, slot })
     }
 
-    /// Moves the dentry of a directory, with everything below it, to the name under which the back
-    /// end has now reported the directory. Both names are equal if the old one was invalidated.
-    /// Returns a reference on the old parent, which the caller drops.
+    /// Moves a directory's dentry to the name under which the back end has now reported the
+    /// directory. Both names are equal if the old one was invalidated. The caller drops the
+    /// returned reference on the old parent.
     ///
     /// The move needs the in-lookup lock of the dentry's old name. If another operation holds it,
     /// the dentry stays, and the back end's answer is not cached. This is no error.
@@ -676,8 +661,8 @@ impl Vfs {
         })
     }
 
-    /// Checks that a name is free, and returns its negative dentry if it finds one. `EEXIST` if the
-    /// name has a file. The caller holds the in-lookup lock of the name.
+    /// Returns the negative dentry of a free name, if it finds one. `EEXIST` if the name has a
+    /// file. The caller holds the in-lookup lock of the name.
     fn free_name(
         &self,
         dir: &Dir<'_>,
@@ -714,8 +699,7 @@ impl Vfs {
         }
     }
 
-    /// Enters the dentry of a new file. If the name was invalidated meanwhile, the dentry gets a
-    /// stale parent key (child generation 0), so no lookup finds it.
+    /// If the name was invalidated meanwhile, no lookup finds the dentry.
     fn publish_change(
         &self,
         dir: &Dir<'_>,
@@ -728,8 +712,7 @@ impl Vfs {
         drop(self.attach(dir, key, lookup_key, inode, in_lookup));
     }
 
-    /// Checks that the caller may remove the name of `victim` from `dir`. The caller has already
-    /// checked search permission.
+    /// The caller has already checked search permission.
     pub(super) fn may_delete(
         &self,
         cred: &Cred,
@@ -747,12 +730,11 @@ impl Vfs {
         if is_sticky { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Returns `error`, the back end's answer to the removal of a directory. If it says that the
-    /// directory is not empty, invalidates all names in the directory.
+    /// If `error` says that the directory is not empty, invalidates all names in the directory.
     ///
-    /// Another thread may be making an entry in the directory: the back end has it already, and the
-    /// cache still has a negative dentry. This function invalidates the negative dentry. A later
-    /// lookup of the entry then waits for the in-lookup lock of the other thread.
+    /// Another thread may have made an entry of the directory in the back end, while the cache
+    /// still has a negative dentry. This function invalidates the negative dentry. A later lookup
+    /// of the entry then waits for the other thread.
     ///
     /// Rejected: a list of names that are being made, because every creation would have to write
     /// it.
@@ -769,7 +751,6 @@ impl Vfs {
         error
     }
 
-    /// Returns true if the found dentry is a mount point.
     pub(super) fn is_mounted_on(&self, found: &FoundName<'_>) -> bool {
         found.dentry.is_ok_and(|slot| {
             self.dcache.dentries.snapshot(slot).body.flags().contains(Flags::MOUNTED)

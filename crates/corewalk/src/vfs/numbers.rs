@@ -25,18 +25,14 @@ use crate::dentry::LookupKey;
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// The inode number that a back end reports for a file without one.
 pub(super) const UNNUMBERED: u64 = 0;
-/// The inode number of the root directory of a back end without inode numbers.
 const ROOT: u64 = 1;
 
-/// The numbers that a file system's cache has given out.
 pub(super) struct Numbers {
     next: AtomicU64,
 }
 
 impl Numbers {
-    /// Returns the attributes of a new file with a number.
     fn number(&self, attr: Attr) -> Attr {
         // ORDERING: Relaxed. The addition alone makes each number unique.
         let ino = self.next.fetch_add(1, Ordering::Relaxed);
@@ -44,8 +40,8 @@ impl Numbers {
     }
 }
 
-/// Returns the attributes of a root directory. If the back end has no inode numbers, the root gets
-/// `ROOT`, and the second result generates the numbers of all other files.
+/// If the back end has no inode numbers, the root gets `ROOT`, and the second result generates the
+/// numbers of all other files.
 pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
     match attr.ino {
         UNNUMBERED => {
@@ -57,21 +53,17 @@ pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
 }
 
 impl Vfs {
-    /// Returns the generator of inode numbers for the file system that contains the inode `near`.
-    /// Returns None if the back end of that file system supplies inode numbers.
+    /// Returns None if the back end supplies inode numbers.
     pub(super) fn numbers(&self, near: InodeSlot) -> Option<&Numbers> {
         self.superblock(near).numbers.as_ref()
     }
 
-    /// Returns the attributes `attr` of a new file in `dir`. If the back end has no inode numbers,
-    /// the file gets a new number.
     pub(super) fn numbered_new(&self, dir: InodeSlot, attr: Attr) -> Attr {
         self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
     }
 
-    /// Returns `attr`, which the back end has reported for `lookup_key` in `dir`. If the back end
-    /// has no inode numbers, `attr` gets the number of the name's cached inode, or a new one. The
-    /// caller holds the in-lookup lock of the name.
+    /// If the back end has no inode numbers, `attr` gets the number of the name's cached inode, or
+    /// a new one. The caller holds the in-lookup lock of the name.
     pub(super) fn numbered(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, attr: Attr) -> Attr {
         let Some(numbers) = self.numbers(dir.now.inode) else { return attr };
         let is_kind = |inode| self.dcache.inodes.kind(inode) == attr.kind();
@@ -84,8 +76,6 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes `attr` of `inode`, with the number that the cache has given to
-    /// `inode` if the back end has no inode numbers.
     pub(super) fn numbered_as(&self, inode: InodeSlot, attr: Attr) -> Attr {
         match attr.ino {
             UNNUMBERED => {
@@ -110,8 +100,6 @@ impl Vfs {
         number().unwrap_or(UNNUMBERED)
     }
 
-    /// Checks that a back end has inode numbers for all of its files or for none.
-    ///
     /// # Errors
     /// `EIO` if a number is missing.
     pub(super) fn check_number(attr: &Attr) -> Result<(), Errno> {

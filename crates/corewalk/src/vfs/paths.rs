@@ -51,14 +51,12 @@ use crate::dpath::{self, Chain};
 use crate::fs::Addressing;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// The path locks of one file system.
 pub(crate) struct Paths {
     /// Protected by its own mutex.
     table: Mutex<Table>,
     /// Calls wait here for moves, under `table`.
     move_ended: Condvar,
-    /// Renames and removals wait on this condition variable for the end of other renames, removals
-    /// or calls. Used with the mutex `table`.
+    /// Renames and removals wait here for other renames, removals or calls, under `table`.
     any_ended: Condvar,
     addressing: Addressing,
     /// The prefix of hidden names. Clients cannot guess it.
@@ -69,7 +67,6 @@ pub(crate) struct Paths {
 #[derive(Default)]
 struct Table {
     last_ticket: u64,
-    /// Calls that hold a path, or wait for one.
     calls: Vec<CallEntry>,
     /// Renames and removals that have their locks, or wait for them.
     moves: Vec<MoveEntry>,
@@ -77,26 +74,22 @@ struct Table {
     waiting_moves: u32,
     /// The open count of each inode. Used only for [`Addressing::PathOnly`].
     opens: HashMap<InodeSlot, u32>,
-    /// The hidden name of each unlinked inode.
     hidden: HashMap<InodeSlot, Hidden>,
     hidden_count: u64,
 }
 
-/// An unlinked file with its hidden name in the root directory.
 pub(crate) struct Hidden {
     pub(crate) name: Vec<u8>,
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
 }
 
-/// The path lock of a call, granted or waiting.
 struct CallEntry {
     ticket: u64,
     is_granted: bool,
     inodes: Vec<InodeSlot>,
 }
 
-/// A rename or a removal.
 struct MoveEntry {
     ticket: u64,
     is_granted: bool,
@@ -119,25 +112,21 @@ pub(crate) struct PathLock<'a> {
     leaf: Option<Leaf<'a>>,
 }
 
-/// A reference on the last dentry of a path.
 struct Leaf<'a> {
     dcache: &'a Dcache,
     slot: DentrySlot,
 }
 
-/// The locks of a rename or a removal, and the paths of its directories.
 #[must_use]
 pub(crate) struct MoveLock<'a> {
     paths: &'a Paths,
     ticket: u64,
-    /// The paths of the directories, in the order in which the caller passed the directories.
     pub(crate) above: Vec<Vec<u8>>,
 }
 
-/// The position of a path among those of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nesting {
-    /// This is the first path of the call.
+    /// The first path of the call.
     First,
     /// The call already holds another path lock. A waiting rename may wait for that lock, so the
     /// call must not wait for the rename. It waits only for renames that have their path locks.
@@ -145,7 +134,6 @@ pub(crate) enum Nesting {
 }
 
 impl Paths {
-    /// Returns the path locks of a back end, or None for a back end by number, which needs no path.
     pub(crate) fn new(addressing: Addressing) -> Option<Paths> {
         (addressing != Addressing::Number).then(|| Paths {
             table: Mutex::new(Table::default()),
@@ -156,8 +144,8 @@ impl Paths {
         })
     }
 
-    /// Returns a path of `inode`, and a lock that keeps the path valid until it is dropped. Waits
-    /// for renames and removals of the inode and of directories above it.
+    /// The returned lock keeps the path valid until it is dropped. Waits for renames and removals
+    /// of the inode and of directories above it.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name.
@@ -209,10 +197,10 @@ impl Paths {
         }
     }
 
-    /// Takes the path locks of a rename or a removal. `moved` are the inodes that lose or change a
-    /// name; if there is only one, the second is `InodeSlot::NONE`. First waits for calls with one
-    /// of these inodes on their path, and for conflicting earlier renames and removals. The lock
-    /// has the paths of the directories `above`, which it keeps valid.
+    /// `moved` are the inodes that lose or change a name; if there is only one, the second is
+    /// `InodeSlot::NONE`. Waits for calls with one of these inodes on their path, and for
+    /// conflicting earlier renames and removals. The lock keeps the paths of the directories
+    /// `above` valid.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
@@ -253,7 +241,6 @@ impl Paths {
         }
     }
 
-    /// Returns true if unlinked open files get a hidden name.
     pub(crate) fn hides(&self) -> bool {
         self.addressing == Addressing::PathOnly
     }
@@ -266,8 +253,8 @@ impl Paths {
         }
     }
 
-    /// Counts a close of `inode`. Returns true if it was the last close of a file with a hidden
-    /// name (unlinked or replaced while open).
+    /// Returns true if it was the last close of a file with a hidden name (unlinked or replaced
+    /// while open).
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
@@ -282,35 +269,30 @@ impl Paths {
         table.hidden.contains_key(&inode)
     }
 
-    /// Returns true if `inode` is open.
     pub(crate) fn is_open(&self, inode: InodeSlot) -> bool {
         self.table.lock().opens.contains_key(&inode)
     }
 
-    /// Returns a new hidden name.
     pub(crate) fn new_hidden_name(&self) -> Vec<u8> {
         let mut table = self.table.lock();
         table.hidden_count += 1;
         format!("{}{}", self.hidden_prefix, table.hidden_count).into_bytes()
     }
 
-    /// Returns true if `name`, in the root directory, is the hidden name of an unlinked open file.
     pub(crate) fn is_hidden_name(&self, name: &[u8]) -> bool {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Records the hidden name of `inode`. If the inode already had a hidden name, returns the old
-    /// one.
+    /// Returns the old hidden name of `inode`, if there is one.
     pub(crate) fn hide(&self, inode: InodeSlot, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
 
-    /// Returns true if `inode` has a hidden name.
     pub(crate) fn is_hidden(&self, inode: InodeSlot) -> bool {
         self.hides() && self.table.lock().hidden.contains_key(&inode)
     }
 
-    /// Forgets the hidden name of `inode`, and returns it. The caller removes it from the back end.
+    /// The caller removes the returned name from the back end.
     pub(crate) fn take_hidden(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -329,12 +311,10 @@ impl Paths {
         table.hidden.remove(&inode)
     }
 
-    /// Removes all hidden names from the table.
     pub(crate) fn take_all_hidden(&self) -> Vec<Hidden> {
         self.table.lock().hidden.drain().map(|(_, hidden)| hidden).collect()
     }
 
-    /// Returns the path of an unlinked open file, whose only name is a hidden name.
     fn hidden_chain(&self, table: &Table, inode: InodeSlot) -> Result<Chain, Errno> {
         let hidden = table.hidden.get(&inode).ok_or(Errno::NOENT)?;
         Ok(Chain { path: hidden.path(), inodes: vec![inode] })
@@ -342,7 +322,6 @@ impl Paths {
 }
 
 impl Hidden {
-    /// Returns the path of the hidden name.
     pub(crate) fn path(&self) -> Vec<u8> {
         [b"/", &self.name[..]].concat()
     }
@@ -362,9 +341,8 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// Returns true if a rename or removal can get its path locks. `ticket` is its number in the
-    /// order of arrival. `moved` are the inodes that it moves or removes, and `above` those on the
-    /// paths of its directories.
+    /// `ticket` is the rename's or removal's number in the order of arrival. `moved` are the inodes
+    /// that it moves or removes, and `above` those on the paths of its directories.
     ///
     /// Another operation keeps this rename or removal from its path locks only if that operation
     /// has path locks or a lower ticket, and is one of these:

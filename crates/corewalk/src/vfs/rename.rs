@@ -35,8 +35,7 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Number of shards of the list of in-flight renames. Renames in different directories seldom share
-/// one.
+/// Renames in different directories seldom share one of these shards.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -136,10 +135,8 @@ impl Vfs {
         }
     }
 
-    /// Moves a dentry, which has the name `from`, to the name `lookup_key` in the directory of the
-    /// parent key `key`. The caller holds the dentry and the in-lookup locks of both names, and
-    /// `topology` for a directory. Returns the old parent, which the caller drops when it holds no
-    /// lock.
+    /// The caller holds the dentry and the in-lookup locks of both names, and `topology` for a
+    /// directory. It drops the returned old parent when it holds no lock.
     pub(super) fn move_dentry(
         &self,
         slot: DentrySlot,
@@ -166,7 +163,6 @@ impl Vfs {
     }
 }
 
-/// One rename, with the in-lookup locks of both names.
 struct Rename<'v, 'a> {
     vfs: &'v Vfs,
     cred: &'a Cred,
@@ -177,7 +173,6 @@ struct Rename<'v, 'a> {
     mode: RenameMode,
 }
 
-/// The reason that a rename failed.
 enum Failed {
     /// A check failed before the call of the back end.
     Before(Errno),
@@ -186,10 +181,9 @@ enum Failed {
 }
 
 impl<'v> Rename<'v, '_> {
-    /// Renames to a name that is not cached. Except for an exchange, first asks the back end to
-    /// rename without replacing a file. Returns None if that succeeds: the rename is complete.
-    /// Otherwise returns the file that now has the new name, or `Some(None)` if there is none, and
-    /// the caller renames again.
+    /// Except for an exchange, first asks the back end to rename without replacing a file. Returns
+    /// None if that succeeds. Otherwise returns the file that now has the new name, if any, and the
+    /// caller renames again.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,
@@ -207,8 +201,6 @@ impl<'v> Rename<'v, '_> {
         let target = self.vfs.resolve_or(self.new_dir, self.new, in_lookup, Missing::Dropped)?;
         match (first, target) {
             (Some(Failed::Before(error)), None) => Err(error),
-            // The target was removed before its lookup, or the back end does not support
-            // `NoReplace`. Try again, and allow a replacement.
             (Some(Failed::InBackEnd(Errno::EXIST | Errno::INVAL | Errno::NOSYS)), None)
                 if self.mode == RenameMode::Replace =>
             {
@@ -219,8 +211,7 @@ impl<'v> Rename<'v, '_> {
         }
     }
 
-    /// Renames in the back end with `mode`, and then in the cache. If `run` fails, nothing has
-    /// changed.
+    /// If `run` fails, nothing has changed.
     fn run(
         &self,
         source: &FoundName<'_>,
@@ -329,9 +320,8 @@ impl<'v> Rename<'v, '_> {
         self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
-    /// Updates the cache after the back end's rename. If one of the names was invalidated
-    /// meanwhile, the dentry gets the new name with a stale parent key (child generation 0), for
-    /// which no lookup searches.
+    /// If one of the names was invalidated meanwhile, no lookup finds the dentry under its new
+    /// name.
     fn commit(
         &self,
         source: &FoundName<'_>,
@@ -388,7 +378,6 @@ pub(super) struct InFlightRenames {
     shards: Box<[CachePadded<InFlightShard>]>,
 }
 
-/// The entries of some directories.
 struct InFlightShard {
     /// The directories of running renames in this shard, once per rename. Protected by its own
     /// mutex.
@@ -397,7 +386,6 @@ struct InFlightShard {
     left: Condvar,
 }
 
-/// A running rename between two directories.
 #[must_use]
 pub(super) struct InFlightRename<'a> {
     in_flight_renames: &'a InFlightRenames,
@@ -444,7 +432,6 @@ impl Drop for InFlightRename<'_> {
     }
 }
 
-/// The directories that running renames are about to move to a new parent.
 pub(super) struct InFlightMoves {
     /// The moves that running renames have announced, each a directory and its new parent. Checked
     /// before each move, so that no two moves make a loop. Protected by its own mutex.
@@ -453,18 +440,16 @@ pub(super) struct InFlightMoves {
     withdrawn: Condvar,
 }
 
-/// An announcement of moves. The drop withdraws it.
+/// The drop withdraws it.
 #[must_use]
 pub(super) struct Announced<'a> {
     moves: &'a InFlightMoves,
     edges: Vec<(DentrySlot, DentrySlot)>,
 }
 
-/// Tells whether a move would put a directory below itself.
 #[derive(PartialEq, Eq)]
 enum Loop {
     No,
-    /// The directory is an ancestor of its new parent.
     Yes,
     /// The directory is not an ancestor of its new parent yet, but another announced rename may
     /// make it one. So the caller must wait for that rename.
@@ -476,9 +461,8 @@ impl InFlightMoves {
         InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
-    /// Registers moves of directories before they are made. Each edge is a directory and its new
-    /// parent. First waits while these moves, together with a move of another thread, could make a
-    /// loop.
+    /// Each edge is a directory and its new parent. First waits while these moves, together with a
+    /// move of another thread, could make a loop.
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.

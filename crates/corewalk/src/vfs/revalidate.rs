@@ -88,8 +88,7 @@ impl Vfs {
         self.lookup_slow(dir.slot, &self.dcache.lookup_key(name), Vfs::resolve_again)
     }
 
-    /// Asks the back end for a name, even if the cache has it. Caches the answer if it is new. The
-    /// caller holds the in-lookup lock of the name.
+    /// Caches the answer if it is new. The caller holds the in-lookup lock of the name.
     fn resolve_again(
         &self,
         dir: &Dir<'_>,
@@ -113,8 +112,6 @@ impl Vfs {
         Ok(answer?.map(|(found, attr)| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// Returns true if the back end has the cached inode under the name. The caller holds the
-    /// in-lookup lock of the name.
     fn is_still(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, found: &FoundName<'_>) -> bool {
         let Answer { attr, changes, .. } = self.ask_for_name(dir, lookup_key);
         let attr = attr.map(|attr| self.numbered(dir, lookup_key, attr));
@@ -129,13 +126,12 @@ impl Vfs {
         is_same
     }
 
-    /// Invalidates the cached name. The caller holds its in-lookup lock.
     pub(super) fn invalidate_cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) {
         self.dcache.make_name_stale(dir.key(), lookup_key);
     }
 
-    /// Makes a cached name, which the back end has confirmed, the first alias of its inode, from
-    /// which the inode's path is built.
+    /// Makes the dentry, which the back end has confirmed, the one from which the inode's path is
+    /// built.
     pub(super) fn prefer(&self, found: &FoundName<'_>) {
         if let Ok(slot) = found.dentry() {
             self.dcache.inodes.prefer_alias(found.inode, slot, &self.dcache.dentries);

@@ -60,12 +60,11 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The state of [`Cursor::fast_steps`], in registers.
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// The hash of a name includes a number of its directory: this value, which the file system
-    /// determines, plus the directory's inode number.
+    /// This number plus a directory's inode number is part of the hashes of the names in the
+    /// directory.
     id: u64,
     dentry: DentrySlot,
     line: Line<'a>,
@@ -74,12 +73,11 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Moves to the child called `component`, and adds it to the read set. Calls `before` with the
-    /// slot of the child before it loads the child's dentry.
+    /// Calls `before` with the slot of the child before it loads the child's dentry.
     ///
-    /// Returns false if the child lacks a flag in `needed`; the child is not the first entry of the
-    /// bucket with its tag (16 bits of the hash); the read set is full; or the name is invalid
-    /// (empty, a dot, too long).
+    /// Returns false if the child lacks a flag in `needed`, if the name is invalid, or if the read
+    /// set is full. Also returns false if an entry of another name is the first match in the hash
+    /// table.
     #[inline(always)]
     fn to(&mut self, component: Component<'_>, needed: Flags, before: impl Fn(DentrySlot)) -> bool {
         if component.start >= component.path.len() {
@@ -98,20 +96,18 @@ impl FastCursor<'_> {
     }
 }
 
-/// The position of a fast path.
 struct Cursor<'p> {
     dentry: DentrySlot,
     seen: Snapshot,
     path: &'p [u8],
-    /// The number of bytes of the path that are already walked. The next byte is a slash. At the
-    /// start of the path, it may instead be the first byte of a name.
+    /// The number of bytes of the path that are already walked. The next byte is a slash, or the
+    /// first byte of a name at the start of the path.
     done: usize,
 }
 
 impl Cursor<'_> {
-    /// Walks on while three conditions hold for the next component: its name is short; its entry is
-    /// the first with its tag (16 bits of the hash) in the bucket's first cache line; the read set
-    /// has an inline place for its dentry.
+    /// Stops at a long name, and when the read set has no inline place. Also stops if an entry of
+    /// another name is the first match in the hash table.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;

@@ -41,7 +41,6 @@ impl<'v> Walk<'v, '_> {
         Ok(None)
     }
 
-    /// Checks that the walk is at a directory, and that the caller may search this directory.
     #[inline]
     fn may_search(&mut self) -> Result<(), Stop> {
         let flags = self.seen.body.flags();
@@ -67,8 +66,6 @@ impl<'v> Walk<'v, '_> {
         }
     }
 
-    /// Moves the walk to the child called `name`. Returns the reference on the child, if it has
-    /// taken one.
     fn child(
         &mut self,
         name: Name<'_>,
@@ -93,7 +90,6 @@ impl<'v> Walk<'v, '_> {
         self.child_slow(name, parent)
     }
 
-    /// Like [`Walk::child`], but asks the back end if necessary.
     #[cold]
     fn child_slow(
         &mut self,
@@ -141,9 +137,8 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// Returns how a walk goes on if the back end has found an inode that has no dentry, for the
-    /// reason `why`. If another operation is changing the inode's name, waits for it, and the walk
-    /// begins again. Otherwise the walk fails.
+    /// If another operation is changing the inode's name, waits for it, and the walk begins again.
+    /// Otherwise the walk fails.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -155,7 +150,6 @@ impl<'v> Walk<'v, '_> {
         }
     }
 
-    /// Goes to the parent, but not above the root.
     fn step_up(&mut self) -> Result<(), Stop> {
         loop {
             if self.mount.id == self.root.mount.id && self.dentry == self.root.dentry {
@@ -233,8 +227,7 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// If the current dentry is a mount point, moves the walk to the root of the mounted file
-    /// system. Repeats that while the root is itself a mount point.
+    /// Repeats that while the root is itself a mount point.
     fn cross_mounts(&mut self) -> Result<(), Stop> {
         let vfs = self.vfs;
         let guard = corewalk_sync::rcu::read_lock();
@@ -249,8 +242,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Returns the target of the symbolic link at which the walk is. Moves the walk to the
-    /// directory that contains the link, or to the root if the target is absolute.
+    /// Moves the walk to the directory that contains the link, or to the root if the target is
+    /// absolute.
     #[cold]
     fn read_link(
         &mut self,

@@ -16,7 +16,6 @@ use corewalk_testkit::race::Watchdog;
 
 use crate::tree::{At, Links, PathTree};
 
-/// A gate in the back end, at which a test can hold calls and later let them continue.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Arc<(Mutex<Passing>, Condvar)>);
 
@@ -28,7 +27,6 @@ struct Passing {
 }
 
 impl Gate {
-    /// Stops those calls that reach the point `at` with this path.
     pub(crate) fn shut(&self, at: At, path: &'static str) {
         self.0.0.lock().shut = Some((at, path));
     }
@@ -51,7 +49,6 @@ impl Gate {
         passing.passed.push(at);
     }
 
-    /// Waits until a call has been stopped.
     pub(crate) fn wait_for_stop(&self) {
         let mut passing = self.0.0.lock();
         while passing.stopped == 0 {
@@ -59,13 +56,10 @@ impl Gate {
         }
     }
 
-    /// Returns true if a call of the back end has passed `at` since the last query.
     pub(crate) fn has_passed(&self, at: At) -> bool {
         self.take_passed().contains(&at)
     }
 
-    /// Returns the points (such as `At::BeforeRename`) that calls of the back end have passed since
-    /// the last query, in order.
     pub(crate) fn take_passed(&self) -> Vec<At> {
         std::mem::take(&mut self.0.0.lock().passed)
     }
@@ -180,8 +174,6 @@ fn file_removed_behind_the_cache_is_stale() {
     assert_eq!(vfs.setattr(&cred, &file, &set).err(), stale);
 }
 
-/// If another program has removed a file in the back end, calls for it must fail with `ESTALE`,
-/// even while it is open.
 #[test]
 fn open_file_removed_behind_the_cache_is_stale() {
     let (_, fs, vfs) = gated();

@@ -41,7 +41,6 @@ fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
     vfs.rename(&Cred::root(), (&root, name(from)), (&root, name(to)), mode).unwrap();
 }
 
-/// Lists the root directory in pages of `page` entries. Calls `between` after each page.
 fn list(vfs: &Vfs, page: usize, mut between: impl FnMut(usize)) -> Vec<(String, u64)> {
     let (mut entries, mut cookie, mut pages) = (vec![], 0, 0);
     loop {
@@ -100,7 +99,6 @@ fn name_with_another_kind_of_file_is_another_file() {
         assert_ne!(found.ino(), file.ino());
         assert_eq!((found.kind(), found.ino()), (FileKind::Directory, lookup(&vfs, "f").ino()));
     }
-    // The old file's path leads to the new directory, so the read fails with `EISDIR`.
     assert_eq!(vfs.read(&file, 0, 0, &mut [0; 4]), Err(Errno::ISDIR));
 }
 
@@ -161,7 +159,6 @@ fn calls_on_an_open_file_get_the_value_of_its_open() {
     assert_eq!(copy(reader.handle, writer.handle), Ok(5));
     assert_eq!(fs.get_ref().content("b").unwrap(), b"\0ntent");
     assert_eq!(copy(0, writer.handle), Err(Errno::OPNOTSUPP));
-    // Locks and poll(2) need the handle of an open file. An ioctl(2) may come without one.
     assert!(fs.has_locks());
     let lock = FileLock::new(1, LockKind::Write);
     assert_eq!(vfs.set_lock(&a, 0, &lock), Err(Errno::BADF));
@@ -209,8 +206,6 @@ fn large_directory_is_listed_once_beside_changes() {
     }
 }
 
-/// Lists so many directories at the same time that `ByPath` cannot keep a listing of each. Each
-/// listing must be complete.
 #[test]
 fn many_directories_are_listed_at_once() {
     let (_, vfs) = new();

@@ -17,35 +17,25 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use rustix::fs::OFlags;
 
-/// The back end, and how long its calls pause.
 pub(crate) struct Memory {
     root: Mutex<File>,
     call: Duration,
     rename: Duration,
-    /// The number of open files.
     pub(crate) open: Arc<AtomicU64>,
-    /// The number of calls of `readdir`.
     pub(crate) listings: AtomicU64,
-    /// The number of calls of `flush`.
     pub(crate) flushes: AtomicU64,
-    /// The last lock that was taken.
     lock: Mutex<Option<FileLock>>,
     inode_flags: Mutex<InodeFlags>,
-    /// The number of calls of `getattr_open`.
     pub(crate) getattrs_open: AtomicU64,
-    /// The number of open files at the time of the last fsync.
     pub(crate) open_at_sync: AtomicU64,
 }
 
-/// A file or a directory.
 struct File {
     mode: u32,
     bytes: Vec<u8>,
-    /// The files in a directory, by name.
     names: BTreeMap<OsString, File>,
 }
 
-/// An open file. Its access mode is that of open(2).
 pub(crate) struct Open {
     access: u32,
     /// The path at the time of the open.
@@ -54,8 +44,6 @@ pub(crate) struct Open {
 }
 
 impl Memory {
-    /// Returns a file system in which a rename pauses for the time `rename`, and other calls pause
-    /// for the time `call`.
     pub(crate) fn new(call: Duration, rename: Duration) -> ByPath<Memory> {
         ByPath::new(Memory {
             root: Mutex::new(File::new(S_IFDIR | 0o755)),
@@ -71,13 +59,11 @@ impl Memory {
         })
     }
 
-    /// Returns the content of the file at `path`, from the back end.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let path = Path::new(path.trim_start_matches('/'));
         self.root.lock().find(path).map(|file| file.bytes.clone())
     }
 
-    /// Returns the names in the directory at `path`, from the back end.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let path = Path::new(path.trim_start_matches('/'));
         let mut root = self.root.lock();
@@ -114,13 +100,10 @@ impl File {
         Attr::new(0, self.mode).with_size(self.bytes.len() as u64)
     }
 
-    /// Returns the file at `path`, which is relative to this directory.
     fn find(&mut self, path: &Path) -> Option<&mut File> {
         path.iter().try_fold(self, |at, name| at.names.get_mut(name))
     }
 
-    /// Splits `path` into a parent directory and a name. Returns the map of the parent's entries,
-    /// and the name.
     fn place<'p>(
         &mut self,
         path: &'p Path,
@@ -218,7 +201,6 @@ impl PathFileSystem for Memory {
         Ok(())
     }
 
-    /// Answers with the path, and tells whether the file is open.
     fn ioctl(
         &self,
         path: &Path,

@@ -30,7 +30,6 @@ fn remove(vfs: &Vfs, text: &str) {
     vfs.remove(&Cred::root(), &vfs.root(), name(text), Removal::Unlink).unwrap();
 }
 
-/// Makes a file with the content `x` and two names, `f` and `g`.
 fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     let file = make(vfs, &vfs.root(), "f", 0o644);
     vfs.write(&Cred::root(), &file, 0, 0, b"x").unwrap();

@@ -17,20 +17,16 @@ use crate::tree::{Links, PathTree};
 /// step `storm` of `cargo xtask ci` makes 400,000. Tests with a slow back end make fewer calls
 /// from more threads.
 const CALLS: u64 = 60_000;
-/// Threads of a stress test with a fast back end. One moves directories, one writes new versions of
-/// a file and renames them into place, one makes files, and two read.
 const THREADS: usize = 5;
 /// Threads of a stress test with a slow back end: so many that calls are running when a rename
 /// begins.
 const THREADS_MANY: usize = 24;
-/// The content of the file that never changes.
 const HELD: &[u8] = b"the file that stays";
 
 fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).expect("a name")
 }
 
-/// The state of a stress test.
 struct Storm<'v> {
     vfs: &'v Vfs,
     cred: Cred,
@@ -41,7 +37,6 @@ struct Storm<'v> {
     calls_max: u64,
     threads: usize,
     links: Links,
-    /// The last published version.
     published: AtomicU64,
 }
 
@@ -76,14 +71,12 @@ impl<'v> Storm<'v> {
         storm
     }
 
-    /// Counts `calls` more calls. Returns false once enough calls were made.
     fn goes_on(&self, calls: u64) -> bool {
         // ORDERING: Relaxed. The count of calls only ends the stress test, and publishes no other
         // memory.
         self.calls.fetch_add(calls, Ordering::Relaxed) < self.calls_max
     }
 
-    /// Moves the directories on the paths back and forth.
     fn move_above(&self, turn: u64) {
         let (vfs, cred, root) = (self.vfs, &self.cred, self.vfs.root());
         let rename = |dir: &InodeRef<'_>, from, to, mode| {
@@ -109,7 +102,6 @@ impl<'v> Storm<'v> {
         }
     }
 
-    /// Publishes a version by a rename over the previous one.
     fn publish(&self, version: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let (file, _) = vfs.make(cred, dir, name("new"), Make::new(0o644, 0, 0)).unwrap();
@@ -123,8 +115,6 @@ impl<'v> Storm<'v> {
         self.published.store(version, Ordering::Relaxed);
     }
 
-    /// Reads the file that holds the current version. The version must be at least the one that was
-    /// published before the read.
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
         // ORDERING: Relaxed. A stale number only makes the check weaker.
@@ -147,8 +137,6 @@ impl<'v> Storm<'v> {
         String::from_utf8_lossy(&buf[..count]).into_owned()
     }
 
-    /// Makes a file, and removes it while it is open, or keeps it and sometimes gives it a second
-    /// name.
     fn make(&self, turn: u64) {
         let (vfs, cred, dir) = (self.vfs, &self.cred, &self.dir);
         let text = format!("made{turn}");
@@ -172,11 +160,8 @@ impl<'v> Storm<'v> {
     }
 }
 
-/// Minimum number of rounds of each thread.
 const TURNS_MIN: u64 = 4;
 
-/// Runs the threads of a stress test, which move directories, make files and read files. Returns
-/// how many files must exist at the end, and how many moves there were.
 fn run(storm: &Storm<'_>) -> [u64; 2] {
     let unfinished = AtomicU64::new(storm.threads as u64);
     let turns = race::run(storm.threads, Seed::choose(), |racer| {
@@ -211,8 +196,6 @@ fn run(storm: &Storm<'_>) -> [u64; 2] {
     [turns[2], turns[0]]
 }
 
-/// Functions that read files and names directly from the back end, to check the result of a stress
-/// test.
 struct Backend<'a> {
     content: &'a dyn Fn(&str) -> Option<Vec<u8>>,
     names: &'a dyn Fn(&str) -> Vec<String>,
@@ -243,7 +226,6 @@ fn storm(fs: Arc<dyn FileSystem>, backend: &Backend<'_>, links: Links, threads: 
     assert!(hidden.is_empty(), "hidden names are left: {hidden:?}");
 }
 
-/// Runs the storm over a back end that numbers its files.
 fn storm_with_numbers(links: Links, [call, rename]: [Duration; 2], threads: usize, calls: u64) {
     let fs = PathTree::slow(links, call, rename);
     let backend = Backend { content: &|path| fs.content(path), names: &|path| fs.names(path) };
@@ -287,7 +269,6 @@ fn storm_with_calls_of_a_millisecond_has_no_false_error() {
     storm_without_numbers([slow; 2], THREADS_MANY, (calls() / 20).min(20_000));
 }
 
-/// The time of a slow rename.
 const SLOW_RENAME: Duration = Duration::from_millis(300);
 
 fn calls_beside_slow_renames() -> u64 {

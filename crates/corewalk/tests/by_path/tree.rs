@@ -15,17 +15,14 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 
-/// The inode number of the root.
 const ROOT: u64 = 1;
 
-/// The back end's support of hard links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
     Yes,
     No,
 }
 
-/// A point in a call at which a test can act.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     /// The back end has got the path of the call's file from the namespace, but has not used the
@@ -33,11 +30,9 @@ pub(crate) enum At {
     Call,
     /// The rename has got its paths and has not begun.
     BeforeRename,
-    /// The back end has made the rename, but has not returned yet.
     AfterRename,
 }
 
-/// A hook that runs inside calls.
 type Pause = dyn Fn(At, &[u8]) + Send + Sync;
 
 pub(crate) struct PathTree {
@@ -86,8 +81,6 @@ impl PathTree {
         })
     }
 
-    /// Returns a back end in which each call sleeps for the time `call`, and a rename for half of
-    /// `rename` before the change and for half of it after.
     pub(crate) fn slow(links: Links, call: Duration, rename: Duration) -> Arc<PathTree> {
         PathTree::new(links, move |at, _| match at {
             At::Call if !call.is_zero() => thread::sleep(call),
@@ -96,14 +89,12 @@ impl PathTree {
         })
     }
 
-    /// Returns the content of the file at `path`, from the back end.
     pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).ok()?;
         Some(state.files[&ino].bytes.clone())
     }
 
-    /// Returns the names in the directory at `path`, from the back end.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let state = self.state.lock();
         let ino = state.resolve(path.as_bytes()).expect("a directory");
@@ -111,14 +102,12 @@ impl PathTree {
         state.files[&ino].names.keys().map(text).collect()
     }
 
-    /// Removes `name` from `dir` without a call of the namespace.
     pub(crate) fn remove_outside(&self, dir: &str, name: &str) {
         let mut state = self.state.lock();
         let dir = state.resolve(dir.as_bytes()).expect("a directory");
         state.unlink(dir, name.as_bytes()).expect("a name");
     }
 
-    /// Returns the path of `node` during the current call.
     fn path(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         match self.snapshots.get().and_then(Weak::upgrade) {
             None => node.path(),
@@ -126,15 +115,12 @@ impl PathTree {
         }
     }
 
-    /// Gets the path of `node`, pauses, and then returns the inode to which the path leads.
     fn at(&self, node: Node<'_>) -> Result<u64, Errno> {
         let path = self.path(node)?;
         (self.pause)(At::Call, &path);
         self.meant(node, &path)
     }
 
-    /// Returns the inode to which `path` leads now. Counts a call that has reached another inode
-    /// than `node` in `strays`.
     fn meant(&self, node: Node<'_>, path: &[u8]) -> Result<u64, Errno> {
         // ORDERING: Relaxed. Statistic.
         self.calls.fetch_add(1, Ordering::Relaxed);

@@ -18,7 +18,6 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, new, over, remove, tree, walk};
 use crate::pauses::{Stop, stopping};
 
-/// An unprivileged user, whose writes clear set-user-ID.
 fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
@@ -32,8 +31,6 @@ fn mode_of(vfs: &Vfs, file: &InodeRef<'_>) -> u32 {
     vfs.getattr(file).unwrap().mode & 0o7777
 }
 
-/// Returns the value of an ACL attribute that names user 3 and gives the owner the permissions
-/// `owner`.
 fn acl(owner: u8) -> Vec<u8> {
     let acl = Acl::new([
         Entry::new(Tag::UserObj, owner, Entry::NO_ID),
@@ -49,8 +46,6 @@ fn set_acl(vfs: &Vfs, file: &InodeRef<'_>, value: &[u8]) -> Result<(), Errno> {
     vfs.setxattr(&Cred::root(), file, XATTR_ACCESS, value, XattrMode::Set)
 }
 
-/// Runs `first` until its back end stops, then `second` on a thread called `second_name` until it
-/// sleeps or has ended. Then runs `look`, lets both end, and returns the result of `look`.
 fn overlap<R>(
     stop: &Stop,
     second_name: &str,
@@ -246,7 +241,6 @@ fn panic_of_forget_during_unwinding_is_contained() {
     assert_eq!(forgotten.load(Ordering::Relaxed), 1, "the last reference was not dropped");
 }
 
-/// Makes a file of user 2, readable for user 3 alone.
 fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     tree(vfs, &["f"]);
     let f = walk(vfs, "f").unwrap();

@@ -13,51 +13,35 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// A call of the tmpfs below a [`HookedTmpfs`]. The inode numbers are those that the namespace
-/// sees.
+/// A call of the tmpfs below a [`HookedTmpfs`]: the point before the call, or after it (`..Done`).
+/// The inode numbers are those that the namespace sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
-    /// Before `root`.
     Root,
-    /// Before `lookup`.
     Lookup(&'a [u8]),
     /// After `lookup`, before its answer is returned.
     LookupDone(&'a [u8]),
-    /// Before `make`.
     Make(&'a [u8]),
-    /// After `make`.
     MakeDone(&'a [u8]),
-    /// Before `remove`.
     Remove(&'a [u8]),
-    /// After `remove`.
     RemoveDone(&'a [u8]),
     /// Before `rename`, with the old name.
     Rename(&'a [u8]),
-    /// After `rename`.
     RenameDone(&'a [u8]),
-    /// Before `getattr`.
     Getattr(u64),
-    /// Before `setattr`.
     Setattr(u64),
     /// Before `write` or `append`.
     Write(u64),
-    /// Before `get_acl`.
     GetAcl(u64),
-    /// Before `set_acl`.
     SetAcl(u64),
-    /// Before `forget`.
     Forget(u64),
-    /// After `forget`.
     ForgetDone(u64),
 }
 
-/// A hook around the calls of a back end.
 pub(crate) trait Hook: Send + Sync + 'static {
-    /// Called before and after calls of the namespace to the tmpfs, such as a lookup (`call`). The
-    /// namespace gets an error of this hook.
+    /// The namespace gets the error that this hook returns.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
-    /// Returns the tmpfs's own number of the inode that the namespace sees as `ino`.
     fn inside(&self, ino: u64) -> u64 {
         ino
     }
@@ -74,9 +58,7 @@ impl<F: Fn(&Tmpfs, Call<'_>) -> Result<(), Errno> + Send + Sync + 'static> Hook 
     }
 }
 
-/// A tmpfs that calls a [`Hook`] before and after its own calls.
 pub(crate) struct HookedTmpfs<M> {
-    /// The tmpfs.
     pub(crate) inner: Tmpfs,
     hook: M,
 }

@@ -30,35 +30,25 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::fixtures::{name, new, walk};
 
-/// The user that makes the calls if the tests run as root, usually called `nobody`.
 const USER: u32 = 65534;
-/// The number of trees.
 const ROUNDS: u32 = 600;
-/// Maximum number of calls in one tree.
 const CALLS: u32 = 24;
 
 /// The directories in which calls are made, and one file (`p`). The caller may search `t`, because
 /// the path `t/d` leads through it.
 const PLACES: [&str; 5] = [".", "a", "t", "t/d", "p"];
-/// Names in the root directory.
 const TOP: [&str; 6] = ["a", "t", "p", "own", "own-d", "none"];
-/// Names in the directories below the root: a file, an empty directory, a directory with a file,
-/// and a missing name.
 const BELOW: [&str; 4] = ["f", "d", "full", "none"];
-/// The modes of the directories.
 const MODES: [u32; 10] = [0o755, 0o777, 0o1777, 0o711, 0o700, 0o600, 0o644, 0o555, 0o333, 0o000];
 
-/// A file or directory to make on both sides.
 struct Entry {
     path: &'static str,
     mode: u32,
     owner: u32,
 }
 
-/// A place: one of [`PLACES`], and a name in it.
 type At = (&'static str, &'static str);
 
-/// A call.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Lookup(At),
@@ -68,13 +58,11 @@ enum Op {
     Rename(At, At, RenameMode),
 }
 
-/// The caller's credentials, and the owners of the files.
 struct Caller {
     cred: Cred,
     owners: Vec<(u32, u32)>,
 }
 
-/// Returns the caller and the owners.
 fn caller() -> Caller {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     match uid {
@@ -83,8 +71,8 @@ fn caller() -> Caller {
     }
 }
 
-/// Returns a random tree. The user owns each file that a test links, because the host's setting
-/// `protected_hardlinks` forbids links to other files.
+/// The user owns each file that a test links, because the host's setting `protected_hardlinks`
+/// forbids links to other files.
 fn random_tree(rng: &mut Rng) -> Vec<Entry> {
     let dir = |path, mode, owner| Entry { path, mode: S_IFDIR | mode, owner };
     let file = |path, mode, owner| Entry { path, mode: S_IFREG | mode, owner };
@@ -170,7 +158,6 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     }
 }
 
-/// Makes a tree in a namespace.
 fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
     let vfs = new();
     for entry in tree {
@@ -188,12 +175,11 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
     vfs
 }
 
-/// A temporary directory on the host. Dropping it removes it.
 struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes a tree on the host, and sets all modes at the end. Otherwise a directory's mode could
-    /// prevent the creation of files in it.
+    /// Sets all modes at the end. Otherwise a directory's mode could prevent the creation of files
+    /// in it.
     fn new(round: u32, tree: &[Entry], caller: &Caller) -> TempDir {
         let name = format!("corewalk-differential-{}-{round}", std::process::id());
         let dir = TempDir(std::env::temp_dir().join(name));
@@ -233,7 +219,6 @@ impl Drop for TempDir {
     }
 }
 
-/// Makes each received call on the host with the user's credentials, and sends the answer.
 fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(USER), Gid::from_raw(USER));
@@ -246,7 +231,6 @@ fn serve(calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Result<(), Errno>>) {
     }
 }
 
-/// Each call must return the error that the host returns.
 #[test]
 fn order_of_errors_is_that_of_the_host() {
     let seed = Seed::choose();

@@ -19,7 +19,6 @@ fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Returns a namespace whose root directory only root may write.
 fn strict() -> Arc<Vfs> {
     let vfs = new();
     chmod(&vfs, ".", 0o755);
@@ -74,8 +73,6 @@ fn existing_name_in_a_directory_that_is_not_writable_is_eexist() {
     );
 }
 
-/// The creation of an existing name must fail with `EEXIST`, even if the file system is full and
-/// the name is not cached.
 #[test]
 fn existing_name_on_a_full_file_system_is_eexist() {
     let vfs = over(Tmpfs::new(TmpfsOptions::default().with_inodes_max(3)));
@@ -159,8 +156,6 @@ fn fallocate_by_another_user_clears_set_user_id() {
     assert_eq!((attr.mode & 0o7777, attr.size), (0o755, 8192));
 }
 
-/// Setting or removing a `security` attribute, even an absent one, must need a capability. Reading
-/// needs none.
 #[test]
 fn security_attributes_need_a_capability_to_change() {
     let capability = |bytes, version: u8| {
@@ -262,7 +257,6 @@ fn empty_write_keeps_set_user_id() {
     assert_eq!(vfs.getattr(&f), Ok(made), "an empty write changed the attributes");
 }
 
-/// mkdir(2) must use only the permission bits and the sticky bit of the given mode.
 #[test]
 fn directory_is_made_with_set_group_id_of_its_parent_only() {
     let vfs = new();

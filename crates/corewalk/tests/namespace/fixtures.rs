@@ -9,12 +9,10 @@ use corewalk::{
     WalkFlags,
 };
 
-/// Returns a namespace over a fresh tmpfs, with a fixed hash.
 pub(crate) fn new() -> Arc<Vfs> {
     over(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// Returns a namespace over `fs`, with a fixed hash.
 pub(crate) fn over(fs: impl FileSystem) -> Arc<Vfs> {
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1 << 22);
     Vfs::new(Arc::new(fs), options).unwrap()
@@ -24,7 +22,6 @@ pub(crate) fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Returns the state of a process whose root and working directory are the root of `vfs`.
 pub(crate) fn at(vfs: &Vfs) -> FsStruct<'_> {
     FsStruct { root: vfs.root_path(), cwd: vfs.root_path() }
 }

@@ -25,7 +25,6 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 use crate::fixtures::{at, new, tree};
 
-/// The tree: directories, files and links, in the form of [`tree`].
 const TREE: [&str; 10] = [
     "a/",
     "a/b/",
@@ -39,7 +38,6 @@ const TREE: [&str; 10] = [
     "a/dots -> ./b/../b/.",
 ];
 
-/// A copy of the test's tree on the host, removed when the value is dropped.
 struct HostTree(PathBuf);
 
 impl HostTree {
@@ -63,7 +61,6 @@ impl Drop for HostTree {
     }
 }
 
-/// Resolves `path` on the host to an entry of the test's tree. Returns its index.
 fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     loop {
         match openat2(root, path, OFlags::PATH, Mode::empty(), ResolveFlags::IN_ROOT) {
@@ -75,13 +72,11 @@ fn on_host(root: &fs::File, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Resu
     }
 }
 
-/// Resolves `path` in the namespace.
 fn in_namespace(vfs: &Vfs, numbers: &BTreeMap<u64, usize>, path: &[u8]) -> Result<usize, Errno> {
     let place = vfs.walk(&Cred::root(), &at(vfs), path, WalkFlags::FOLLOW)?;
     Ok(numbers[&place.inode().ino()])
 }
 
-/// Returns true if a name is valid by path_resolution(7).
 fn name_is_valid(name: &[u8]) -> bool {
     (1..=255).contains(&name.len())
         && !name.iter().any(|byte| [b'/', 0].contains(byte))
@@ -154,14 +149,12 @@ fn fuzz_acls_are_refused_or_stored() {
     }
 }
 
-/// Takes up to `len` bytes from the front of `input`.
 fn take<'a>(input: &mut &'a [u8], len: usize) -> &'a [u8] {
     let (front, rest) = input.split_at(len.min(input.len()));
     *input = rest;
     front
 }
 
-/// Takes a one-byte number from the front of `input`.
 fn take_number(input: &mut &[u8]) -> usize {
     take(input, 1).first().copied().map_or(0, usize::from)
 }
@@ -172,9 +165,8 @@ fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     names.map(|name| (name.to_vec(), fs.getxattr(node, name).unwrap())).collect()
 }
 
-/// Checks the extended attributes of a file against a map, after a sequence of changes. The input
-/// encodes the changes. Each has an operation, the length of a name, the name, a length in units of
-/// 16 bytes, and a value.
+/// The input encodes the changes. Each has an operation, the length of a name, the name, a length
+/// in units of 16 bytes, and a value.
 #[test]
 fn fuzz_xattrs_match_a_map() {
     let answers = Fuzz::of("xattrs").words(&[b"user.", b"trusted."]).runs(5_000).run(|input| {

@@ -16,7 +16,6 @@ use crate::model::{Answer, DIRS, Model, NAMES, Op, World};
 
 const THREADS: usize = 3;
 const OPS_EACH: usize = 14;
-/// The number of histories over a slow back end.
 const HISTORIES: u32 = 700;
 
 fn random_op(rng: &mut Rng, tag: u32) -> Op {
@@ -34,8 +33,6 @@ fn random_op(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Returns a random operation on one directory or on a file in it. A fifth of the operations remove
-/// the directory.
 fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     let file = rng.index(2);
     match rng.below(10) {
@@ -50,7 +47,6 @@ fn random_op_around_rmdir(rng: &mut Rng, tag: u32) -> Op {
     }
 }
 
-/// Runs one short race and returns the recorded history.
 fn record(
     world: &World<'_>,
     seed: Seed,
@@ -141,7 +137,6 @@ fn histories_of_rmdir_beside_create_are_linearizable() {
         let vfs = match round % 2 {
             0 => new(),
             _ => over(HookedTmpfs::new(|_, call| {
-                // Delay the report of a new entry.
                 let count = if matches!(call, Call::MakeDone(_)) { 30 } else { 1 };
                 (0..count).for_each(|_| thread::yield_now());
                 Ok(())
@@ -169,7 +164,6 @@ fn histories_of_rmdir_beside_create_are_linearizable() {
     }
 }
 
-/// Stops the background thread, also when the test fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

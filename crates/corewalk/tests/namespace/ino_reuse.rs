@@ -14,8 +14,6 @@ use crate::fixtures::{name, over};
 /// a directory `e` with another `x`. `e` gets the inode number of `d`, with the next generation.
 struct OtherMachine {
     is_new: Arc<AtomicBool>,
-    /// The inode numbers of `d` and `e` in the tmpfs. The hook reports both as the number of `d`,
-    /// as if that number was reused.
     numbers: (u64, u64),
 }
 
@@ -46,12 +44,10 @@ impl Hook for OtherMachine {
     }
 }
 
-/// A namespace over [`OtherMachine`]. It shows `d` until `is_new` is set.
 struct Reused {
     vfs: Arc<Vfs>,
     is_new: Arc<AtomicBool>,
     d: Attr,
-    /// The numbers of `d/x` and `e/x`.
     files: [u64; 2],
 }
 
@@ -74,21 +70,17 @@ impl Reused {
         Reused { vfs, is_new, d, files: [old, new] }
     }
 
-    /// Puts `e` in the place of `d`.
     fn replace(&self) {
         // ORDERING: Relaxed. One thread.
         self.is_new.store(true, Ordering::Relaxed);
         self.vfs.invalidate(&self.vfs.root(), name("d")).unwrap();
     }
 
-    /// Looks up a name in the root for a client, which must return the lookup by `forget`.
     fn look(&self, name: &[u8]) -> Result<u64, Errno> {
         look_by_ino(&self.vfs, self.vfs.root().ino(), name)
     }
 }
 
-/// Looks up a name for a client, in the directory with the inode number `parent`. The client must
-/// later return the lookup by `forget`.
 fn look_by_ino(vfs: &Vfs, parent: u64, name: &[u8]) -> Result<u64, Errno> {
     vfs.lookup_by_ino(&Cred::root(), parent, name).map(|found| found.inode.into_lookups())
 }
@@ -134,9 +126,8 @@ fn forget_drops_lookups_of_the_older_inode_first() {
     assert_eq!((inodes(), vfs.inode(d.ino).err()), (1, Some(Errno::STALE)));
 }
 
-/// Two inodes have the same number. First the client holds two lookups of the older inode, and
-/// `forget` must drop one of them. Then it holds one lookup of each inode, and one `forget` must
-/// drop both.
+/// The lookups of a number may be spread over two inodes, so one `forget` may have to drop lookups
+/// of both.
 #[test]
 fn older_inode_of_a_number_is_forgotten_without_the_newer_one() {
     let reused = Reused::new();

@@ -20,11 +20,8 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::storms::Leaving;
 
-/// The names that each changing thread of the storm owns.
 const NAMES: usize = 5;
-/// The changing threads of the storm.
 const CHANGERS: usize = 2;
-/// The changes of one such thread.
 const CHANGES: usize = 20_000;
 
 fn name_of(file: &[u8]) -> Name<'_> {
@@ -43,7 +40,6 @@ fn read(listing: &Listing<'_>) -> Vec<(Vec<u8>, Attr)> {
     entries
 }
 
-/// Returns the inode number that `file` in `dir` leads to.
 fn ino(vfs: &Vfs, dir: &InodeRef<'_>, file: &str) -> Result<u64, Errno> {
     vfs.lookup(&Cred::root(), dir, name(file)).map(|found| found.ino())
 }
@@ -77,7 +73,6 @@ fn entry_with_attributes_is_found_without_a_call() {
     assert_eq!(walk(&vfs, "d/e/g").unwrap().path().unwrap(), b"/d/e/g");
 }
 
-/// Changes of `f` or `g` in the root, and invalidations.
 const CHANGES_OF_F: [fn(&Vfs); 8] = [
     |vfs| remove(vfs, "f", Removal::Unlink).unwrap(),
     |vfs| rename(vfs, "f", "h", RenameMode::NoReplace).unwrap(),
@@ -112,13 +107,10 @@ fn entry_from_before_a_change_is_refused() {
     }
 }
 
-/// Runs `change` in the back end alone.
 fn change_behind(vfs: &Vfs) {
     assert_eq!(ino(vfs, &vfs.root(), "trigger"), Err(Errno::NOENT));
 }
 
-/// Returns a namespace over a tmpfs. The first call of [`change_behind`] runs `change` in that
-/// tmpfs, unknown to the namespace.
 fn over_changing(change: fn(&Tmpfs) -> Result<(), Errno>) -> Arc<Vfs> {
     let changed = AtomicU64::new(0);
     over(HookedTmpfs::new(move |fs, call| {
@@ -134,7 +126,6 @@ fn directory(attr: Attr) -> Node<'static> {
     Node::detached(attr.ino, FileKind::Directory)
 }
 
-/// The ways in which the namespace learns that `f` has changed.
 const TOLD_OF_F: [fn(&Vfs); 3] = [
     |vfs| vfs.invalidate(&vfs.root(), name("f")).unwrap(),
     |vfs| vfs.revalidate(&vfs.root(), name("f")).unwrap(),
@@ -237,12 +228,10 @@ fn control_entry_of_an_older_listing_is_caught() {
     assert_eq!(ino(&vfs, &root, "f"), Err(Errno::NOENT), "a name was brought back");
 }
 
-/// The names of one changing thread, and where each file is.
 struct Owned<'v> {
     vfs: &'v Vfs,
     dirs: [&'v InodeRef<'v>; 2],
     names: [String; NAMES],
-    /// The inode number by directory and name.
     files: BTreeMap<(usize, usize), u64>,
 }
 
@@ -251,7 +240,6 @@ impl Owned<'_> {
         (self.dirs[at.0], name(&self.names[at.1]))
     }
 
-    /// Makes, removes, renames or invalidates names at random.
     fn change(&mut self, rng: &mut Rng) {
         let (vfs, cred) = (self.vfs, Cred::root());
         let at = (rng.index(2), rng.index(NAMES));
@@ -283,7 +271,6 @@ impl Owned<'_> {
         }
     }
 
-    /// Checks a name, which no other thread changes.
     fn check(&self, at: (usize, usize)) {
         let (dir, file) = self.place(at);
         let found = self.vfs.lookup(&Cred::root(), dir, file).map(|found| found.ino());

@@ -13,31 +13,22 @@ use corewalk_testkit::linearize::Spec;
 /// The directories that always exist: the root, and two directories below it that may be renamed
 /// and moved.
 pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
-/// The names of all entries.
 pub(crate) const NAMES: [&str; 4] =
     ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
 
 /// An operation on the model's tree. It names files and directories by tags (`dir`, `tag`): numbers
-/// that are also the user ID of the file's owner.
+/// that are also the user ID of the file's owner. No operation makes a removed directory again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Looks up a name in a held directory.
     Lookup { dir: u32, name: usize },
-    /// Walks two components from the root.
     Walk { names: [usize; 2] },
-    /// Makes a file with this tag.
     Create { dir: u32, name: usize, tag: u32 },
-    /// Removes a file.
     Unlink { dir: u32, name: usize },
-    /// Removes an empty directory. No operation makes it again.
     Rmdir { dir: u32, name: usize },
-    /// Renames.
     Rename { from: (u32, usize), to: (u32, usize), mode: RenameMode },
-    /// Translates a directory to its path.
     Path { dir: u32 },
 }
 
-/// The answer of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     Done,
@@ -46,14 +37,12 @@ pub(crate) enum Answer {
     Error(Errno),
 }
 
-/// The tree: the tag of each name in each directory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Model {
     names: BTreeMap<(u32, usize), u32>,
 }
 
 impl Model {
-    /// Returns the tree that [`World::new`] makes: the root with the directories 1 and 2.
     pub(crate) fn new() -> Model {
         Model { names: BTreeMap::from([((0, 2), 1), ((0, 3), 2)]) }
     }
@@ -66,7 +55,6 @@ impl Model {
         DIRS.contains(&tag)
     }
 
-    /// Returns true if `tag` is `ancestor` or below it.
     fn is_below(&self, tag: u32, ancestor: u32) -> bool {
         let mut at = tag;
         loop {
@@ -205,7 +193,6 @@ impl Spec for Model {
     }
 }
 
-/// A namespace that runs the same operations.
 pub(crate) struct World<'v> {
     vfs: &'v Vfs,
     at: FsStruct<'v>,
@@ -228,7 +215,6 @@ impl<'v> World<'v> {
         Ok(Answer::Tag(self.vfs.getattr(inode)?.uid))
     }
 
-    /// Runs one operation.
     pub(crate) fn apply(&self, op: &Op) -> Answer {
         let cred = Cred::root();
         let dir = |tag: u32| &self.dirs[tag as usize];

@@ -39,21 +39,14 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::fixtures::{name, new, walk};
 
-/// The user that makes the calls if the tests run as root, usually called `nobody`.
 const USER: u32 = 65534;
-/// A supplementary group of one of the callers.
 const GROUP: u32 = 7;
-/// A group of no caller.
 const FOREIGN: u32 = 8;
 
-/// The modes of files and directories.
 const MODES: [u32; 6] = [0o644, 0o1777, 0o6777, 0o2666, 0o6666, 0o2676];
-/// Calls whose result does not depend on set-user-ID and set-group-ID are tested only with this
-/// many modes, the first of `MODES`.
 const PLAIN_MODES: usize = 2;
 /// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
 const CAPABILITY: &[u8] = &[0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// The attributes of a file before a call about attributes.
 const ATTRIBUTES: [(&str, &[u8]); 4] = [
     ("user.old", b"1"),
     ("trusted.old", b"2"),
@@ -61,7 +54,6 @@ const ATTRIBUTES: [(&str, &[u8]); 4] = [
     ("security.capability", CAPABILITY),
 ];
 
-/// A call on a file or a directory. `Make` is the creation of a file in the directory.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Write(&'static [u8]),
@@ -82,12 +74,10 @@ impl Op {
         matches!(self, Op::Get(_) | Op::List | Op::Set(..) | Op::Remove(_))
     }
 
-    /// Returns true if the call has the same result without set-user-ID and set-group-ID.
     fn is_plain(self) -> bool {
         self.is_about_attributes() || matches!(self, Op::Utimes(..))
     }
 
-    /// Returns true if the call does not depend on `caps`.
     fn is_indifferent_to(self, caps: Caps) -> bool {
         if caps == Caps::MKNOD {
             return !matches!(self, Op::Make(..));
@@ -96,7 +86,6 @@ impl Op {
     }
 }
 
-/// Returns the table of calls.
 fn ops() -> Vec<Op> {
     let then = Some(SetTime::At(Timespec { secs: 1_000, nanos: 5 }));
     let now = Some(SetTime::Now);
@@ -129,7 +118,6 @@ fn ops() -> Vec<Op> {
     ops
 }
 
-/// Returns the callers, and the owners of the files.
 fn callers() -> (Vec<Cred>, Vec<(u32, u32)>) {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     if uid != 0 {
@@ -169,21 +157,17 @@ fn capability_set(caps: Caps) -> CapabilitySet {
     all.into_iter().filter(|(ours, _)| caps.contains(*ours)).map(|(_, kernels)| kernels).collect()
 }
 
-/// The file after a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Left {
-    /// The mode, in octal like `made`.
     mode: String,
     uid: u32,
     gid: u32,
     names: BTreeSet<String>,
-    /// Mode and group of the file that the call made.
     made: Option<(String, u32)>,
 }
 
 type Answer = Result<Vec<u8>, Errno>;
 
-/// A file before a call.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     mode: u32,
@@ -247,7 +231,6 @@ fn through_namespace(vfs: &Vfs, cred: &Cred, f: &InodeRef<'_>, op: Op, umask: u3
     }
 }
 
-/// Makes a call on the host with the credentials of the thread.
 fn directly(f: &Path, op: Op) -> Answer {
     let open = || rustix::fs::open(f, OFlags::WRONLY, Mode::empty());
     let done = |result: Result<(), Errno>| result.map(|()| Vec::new());
@@ -293,7 +276,6 @@ fn directly(f: &Path, op: Op) -> Answer {
     }
 }
 
-/// Returns the known names in a list of attributes.
 fn split(names: &[u8]) -> BTreeSet<String> {
     let names = std::str::from_utf8(names).unwrap().split('\0').map(str::to_owned);
     names
@@ -311,7 +293,6 @@ fn octal(mode: u32) -> String {
     format!("{mode:o}")
 }
 
-/// A directory on the host for calls, removed when the value is dropped.
 struct Judge {
     dir: PathBuf,
     is_tmpfs: bool,
@@ -321,7 +302,6 @@ struct Judge {
 }
 
 impl Judge {
-    /// Returns None if `parent` does not exist or is not writable.
     fn new(parent: &Path) -> Option<Judge> {
         let dir = parent.join(format!("corewalk-modes-{}", std::process::id()));
         fs::create_dir(&dir).ok()?;
@@ -380,7 +360,6 @@ impl Drop for Judge {
     }
 }
 
-/// Makes each received call on the host with the credentials `cred`, and sends the answer.
 fn serve(cred: &Cred, calls: &Receiver<(PathBuf, Op)>, answers: &Sender<Answer>) {
     if geteuid().is_root() {
         let (uid, gid) = (Uid::from_raw(cred.uid), Gid::from_raw(cred.gid));
@@ -445,7 +424,6 @@ fn answers_and_modes_are_those_of_the_host() {
     assert!(!judges.is_empty(), "no directory on the host is writable");
 }
 
-/// Calls `each` with every pair of a file and a call on it, for a caller with `caps`.
 fn for_each_start(caps: Caps, owners: &[(u32, u32)], mut each: impl FnMut(Start, Op)) {
     for op in ops().into_iter().filter(|op| !op.is_indifferent_to(caps)) {
         let kinds = match op {

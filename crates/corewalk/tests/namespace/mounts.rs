@@ -30,7 +30,6 @@ fn try_place<'v>(vfs: &'v Vfs, path: &str) -> Result<PathRef<'v>, Errno> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::FOLLOW)
 }
 
-/// An unmount must succeed even if a reader still uses an old mount table.
 #[test]
 fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     let vfs = new();
@@ -44,9 +43,8 @@ fn umount_while_an_old_table_waits_to_be_freed_succeeds() {
     vfs.umount(vfs.root_path()).unwrap_err();
 }
 
-/// Each path into a mount, and each clone of the path, must keep the file system mounted. A
-/// reference on an inode alone must not prevent the unmount, but the inode must stay usable after
-/// it.
+/// A path into a mount must keep the file system mounted. A reference on an inode alone must not
+/// prevent the unmount, but the inode must stay usable after it.
 #[test]
 fn umount_with_a_held_path_is_ebusy() {
     let vfs = new();
@@ -73,8 +71,8 @@ fn umount_with_a_held_path_is_ebusy() {
     remove(&vfs, "m", Removal::Rmdir).unwrap();
 }
 
-/// A walk that waits for the back end of a mount must not prevent the unmount. After the unmount,
-/// the walk finds the directory on which the file system was mounted, in rcu-walk and in ref-walk.
+/// A walk that waits for the back end of a mount must not prevent the unmount. Afterwards the walk
+/// starts again, and finds the directory below the mount.
 #[test]
 fn walk_in_an_unmounted_file_system_starts_again() {
     let vfs = new();
@@ -100,7 +98,6 @@ fn root_node(fs: &Tmpfs) -> Node<'static> {
     Node::detached(fs.root().unwrap().ino, FileKind::Directory)
 }
 
-/// Returns a tmpfs. Its root has a symbolic link `id`, whose target is a number.
 fn numbered(number: u64) -> Arc<Tmpfs> {
     let (fs, target) = (tmpfs(), number.to_string());
     let what = Make::new(S_IFLNK | 0o777, 0, 0).with_target(target.as_bytes());
@@ -108,8 +105,6 @@ fn numbered(number: u64) -> Arc<Tmpfs> {
     fs
 }
 
-/// While a thread holds a path into a mount, an umount must not succeed. Threads walk into a
-/// directory on which file systems are mounted and unmounted in turn.
 #[test]
 fn path_into_a_mount_and_its_umount_exclude_each_other() {
     const ROUNDS: u64 = 150;
@@ -124,8 +119,9 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
         };
         let target = vfs.readlink(&link.inode()).unwrap();
         let number: u64 = std::str::from_utf8(&target).unwrap().parse().unwrap();
-        // ORDERING(unmounted): Acquire. Pairs with the store after the umount: each counted umount
-        // has already returned.
+        // ORDERING(unmounted): Acquire. The main thread stores the number with Release after each
+        // umount, so each counted umount has returned. With Relaxed orderings, this check could
+        // fail falsely.
         let gone = unmounted.load(Ordering::Acquire);
         assert!(gone <= number, "mount {number} is held, and {gone} have been unmounted");
         // ORDERING: Relaxed. A count.
@@ -152,8 +148,8 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
             while vfs.umount(place(&vfs, "m")) == Err(Errno::BUSY) {
                 thread::yield_now();
             }
-            // ORDERING(unmounted): Release. Pairs with the load in the walking thread, which then
-            // sees this umount as complete.
+            // ORDERING(unmounted): Release. The walking threads load the number with Acquire. If
+            // they saw it before the umount is complete, their check could fail falsely.
             unmounted.store(number + 1, Ordering::Release);
             assert_eq!(
                 try_place(&vfs, "m/id").err(),
@@ -164,7 +160,6 @@ fn path_into_a_mount_and_its_umount_exclude_each_other() {
     });
 }
 
-/// Stops the walking threads, also when a check fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -208,7 +203,6 @@ fn mount_on_a_directory_that_is_being_removed_is_enoent() {
     }
 }
 
-/// A mount of a file system that answers the call `root` slowly must delay no other operation.
 #[test]
 fn mount_of_a_slow_file_system_delays_no_other() {
     let _watchdog = Watchdog::start("a slow mount", Duration::from_secs(60));
@@ -236,8 +230,6 @@ fn mount_of_a_slow_file_system_delays_no_other() {
     vfs.umount(place(&vfs, "slow")).unwrap();
 }
 
-/// In a cache that is full of entries in use, a mount must fail, and leave no entry and no file
-/// system behind.
 #[test]
 fn mount_in_a_full_cache_is_enomem_and_forgets_its_root() {
     let options = VfsOptions::default().with_hash_seed(1).with_entries_max(1024);

@@ -250,8 +250,8 @@ fn prune_evicts_exactly_the_unused_entries() {
     assert_eq!((end.entries, end.inodes, end.negatives), (start.entries, start.inodes, 0));
 }
 
-/// A new file takes over the slot of the negative dentry of its name. Here this is the last free
-/// slot, so a creation that needed another slot would fail after the back end has made the file.
+/// A new file takes the slot of its name's negative dentry. Here this is the last free slot, so a
+/// creation that needed another slot would fail after the back end has made the file.
 #[test]
 fn make_reuses_the_last_slot_of_a_missing_name() {
     let options = VfsOptions::default().with_entries_max(1024);

@@ -8,15 +8,12 @@ use corewalk::{Errno, Vfs};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
 
-/// The handle with which a test controls a stopped thread. `arrived` tells that a thread has
-/// stopped. `go_on` sends it the result with which it continues.
+/// `arrived` tells that a thread has stopped. `go_on` sends it the result with which it continues.
 pub(crate) struct Stop {
     pub(crate) arrived: Receiver<()>,
     pub(crate) go_on: Sender<Result<(), Errno>>,
 }
 
-/// Returns a function that stops its first caller, and the [`Stop`] with which the test lets that
-/// thread continue.
 pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel();
@@ -30,7 +27,6 @@ pub(crate) fn once() -> (impl Fn() -> Result<(), Errno> + Send + Sync, Stop) {
     (pause, Stop { arrived, go_on })
 }
 
-/// Returns a namespace whose back end stops at the first call that `matches`.
 pub(crate) fn stopping(
     matches: impl Fn(Call<'_>) -> bool + Send + Sync + 'static,
 ) -> (Arc<Vfs>, Stop) {

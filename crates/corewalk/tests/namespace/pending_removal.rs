@@ -27,19 +27,14 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 use crate::pauses::{Stop, once, stopping};
 
-/// Returns true if `call` is the end of a removal or rename of `slow`.
 fn is_done(call: Call<'_>, slow: &[u8]) -> bool {
     call == Call::RemoveDone(slow) || call == Call::RenameDone(slow)
 }
 
-/// Returns a namespace whose back end stops once, after it has removed or renamed the entry `slow`,
-/// until the test lets it go on.
 fn slow_back_end(slow: &'static [u8]) -> (Arc<Vfs>, Stop) {
     stopping(move |call| is_done(call, slow))
 }
 
-/// Like [`slow_back_end`]. After the stop, the back end also returns ESTALE for attributes and ACLs
-/// of the inode `gone`, and for a lookup of `new`, which the tests look up only in `gone`.
 fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let (pause, stop) = once();
     let now = AtomicU64::new(0);
@@ -61,9 +56,6 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     (vfs, stop)
 }
 
-/// Starts `change` on a thread, and waits until the back end has made the change but has not
-/// returned. Then runs `act` on another thread, and lets the back end return once `act` has ended
-/// or waits. Returns the result of `act`.
 fn amid<T: Send>(
     (vfs, stop): &(Arc<Vfs>, Stop),
     change: Change,
@@ -82,7 +74,6 @@ fn amid<T: Send>(
     })
 }
 
-/// An operation that makes a name in the directory.
 type Create = fn(&Vfs, &InodeRef<'_>, &InodeRef<'_>) -> Result<(), Errno>;
 
 fn make(vfs: &Vfs, dir: &InodeRef<'_>, _: &InodeRef<'_>) -> Result<(), Errno> {
@@ -105,8 +96,6 @@ fn rename_into(vfs: &Vfs, dir: &InodeRef<'_>, _: &InodeRef<'_>) -> Result<(), Er
 const CREATES: [(&str, Create); 4] =
     [("make", make), ("tmpfile", tmpfile), ("link", link), ("rename", rename_into)];
 
-/// Runs each operation that makes a name in `d` while `change` removes or replaces `d`. After
-/// ENOENT, the name `d` must not lead to the removed directory any more.
 fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     for (what, create) in CREATES {
         let namespace = slow_back_end(slow);
@@ -124,29 +113,22 @@ fn check_creates_in_a_vanishing_directory(slow: &'static [u8], change: Change) {
     }
 }
 
-/// A create in a directory that is being removed must not return ENOENT while the directory's name
-/// still leads to it.
 #[test]
 fn create_in_a_removed_directory_fails_after_its_name_is_gone() {
     check_creates_in_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// Creating a file in a replaced directory must not fail with `ENOENT` while its name still leads
-/// to it.
 #[test]
 fn create_in_a_replaced_directory_fails_after_its_name_is_reused() {
     check_creates_in_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
 }
 
-/// An operation on a directory, or on a file in it.
 type Act = fn(&Vfs, &InodeRef<'_>, &InodeRef<'_>) -> Result<(), Errno>;
 
 fn user() -> Cred {
     Cred::user(1000, 1000, &[])
 }
 
-/// Operations on a directory or a file in it. Most ask the back end before they change anything:
-/// for permissions, for an inherited ACL, or to look up a name.
 const ACTS: [(&str, Act); 17] = [
     ("make", make),
     ("tmpfile", tmpfile),
@@ -179,15 +161,12 @@ const ACTS: [(&str, Act); 17] = [
     ("set an attribute", |vfs, dir, _| vfs.setxattr(&user(), dir, b"user.x", b"1", XattrMode::Set)),
 ];
 
-/// The cache's knowledge of the permissions of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Permissions {
     Known,
     Unknown,
 }
 
-/// After ENOENT or ESTALE because a directory is gone, its name must not lead to it. The back end
-/// of this test returns ESTALE for the removed directory.
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
     // The number of `d`, the first file after the root.
     const GONE: u64 = 2;
@@ -224,7 +203,6 @@ fn error_of_a_removed_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"d", |vfs| remove(vfs, "d", Removal::Rmdir));
 }
 
-/// No operation may report that a replaced directory is gone as long as its name still leads to it.
 #[test]
 fn error_of_a_replaced_directory_follows_its_name() {
     check_errors_of_a_vanishing_directory(b"e", |vfs| rename(vfs, "e", "d", RenameMode::Replace));
@@ -288,7 +266,6 @@ fn link_of_a_removed_file_fails_after_its_name_is_gone() {
     assert_eq!(found, Err(Errno::NOENT), "f has no name, but is found");
 }
 
-/// A change of the tree.
 type Change = fn(&Vfs) -> Result<(), Errno>;
 
 /// If a directory cannot be removed because another thread has just made a file in it, a later

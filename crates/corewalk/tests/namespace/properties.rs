@@ -41,8 +41,6 @@ enum Noise {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// The namespace must answer like the reference model, whatever is evicted or invalidated
-    /// between the operations.
     #[test]
     fn namespace_answers_as_the_model(
         steps in prop::collection::vec(
@@ -63,7 +61,6 @@ proptest! {
                 Noise::InvalidateRoot => vfs.invalidate_dir(&vfs.root()).unwrap(),
                 Noise::InvalidateAll => vfs.invalidate_all(&mut |_, _| ()),
             }
-            // The model identifies files by tags, so give each new file a new one.
             let op = match *op {
                 Op::Create { dir, name, .. } => Op::Create { dir, name, tag: 3 + step as u32 },
                 ref op => op.clone(),

@@ -14,16 +14,12 @@ use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{at, over, remove, rename, tree, walk};
 
-/// The change that a test makes after the walk has become a ref-walk.
 type Change = fn(&Vfs);
 
-/// The user whose walks are disturbed.
 fn user() -> Cred {
     Cred::user(7, 7, &[])
 }
 
-/// Disturbs each walk that searches a certain directory.
-///
 /// When an rcu-walk searches `directory`, renames its parent away and back. When a ref-walk
 /// searches it for the first time, calls `change`.
 struct Disturber {
@@ -34,8 +30,6 @@ struct Disturber {
 }
 
 impl Disturber {
-    /// Called when a walk asks the back end for the ACL of `ino`. If that is `self.directory`,
-    /// changes the tree.
     fn acl_asked(&self, ino: u64) {
         if self.directory.get() != Some(&ino) {
             return;
@@ -51,8 +45,6 @@ impl Disturber {
     }
 }
 
-/// Returns a namespace with the directories `p/d` and `q`. Renames disturb each walk through `p/d`
-/// until it becomes a ref-walk. When it then asks for the ACL of `d`, the back end runs `change`.
 fn disturbed(change: Change) -> (Arc<Vfs>, Arc<Disturber>) {
     let disturber = Arc::new(Disturber {
         vfs: OnceLock::new(),
@@ -90,7 +82,6 @@ fn slot_of(vfs: &Vfs, path: &str) -> u32 {
     found.unwrap().dentry.0
 }
 
-/// Makes a ref-walk of user 7 to `path`. Returns the inode number that it finds.
 fn resolve(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     let found = vfs.resolve_path(&user(), &at(vfs), path.as_bytes(), WalkFlags::empty());
     assert_eq!(vfs.stats().fallbacks, 1, "the walk did not become a ref-walk");

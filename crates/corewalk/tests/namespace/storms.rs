@@ -13,12 +13,9 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{at, name, new, rename, tree, walk};
 
-/// The number of lookups of one test, over all threads.
 const LOOKUPS: u64 = 10_000_000;
 const THREADS: u64 = 4;
 
-/// Runs `storm` repeatedly on one thread, until each of `readers` others has run `read` a fixed
-/// number of times. Returns how often `storm` ran.
 fn under_storm(
     seed: Seed,
     readers: u64,
@@ -45,8 +42,7 @@ fn under_storm(
     storms.load(Ordering::Relaxed)
 }
 
-/// Decrements the count of running threads when it is dropped, even after a panic. At 0 the stress
-/// test ends.
+/// Counts down the running threads when it is dropped, even after a panic.
 pub(crate) struct Leaving<'a>(pub(crate) &'a AtomicU64);
 
 impl Drop for Leaving<'_> {
@@ -139,7 +135,6 @@ fn translated_paths_existed_at_one_instant() {
     let f = walk(&vfs, "d/e/f").unwrap();
     let (root, cred) = (vfs.root(), Cred::root());
     let odd = corewalk::Name::new(&odd).unwrap();
-    // Each round makes one rename: first from `d` to `long`, then to `odd`, and then back to `d`.
     let steps = [(name("d"), name(&long)), (name(&long), odd), (odd, name("d"))];
     let right: Vec<Vec<u8>> = [b"d".as_slice(), long.as_bytes(), odd.as_bytes()]
         .iter()
@@ -212,7 +207,6 @@ fn renames_between_all_pairs_end() {
             let _ = rename(&vfs, from, to, mode);
         }
     });
-    // The directories must still form a tree: each one has a path to the root.
     let dir = vfs.root();
     let mut left = vec![dir];
     let mut count = 0;
@@ -275,14 +269,10 @@ fn parent_is_one_that_the_directory_had() {
     });
 }
 
-/// Renames two directories in turn: the outer one is above a mount point, and the inner one in the
-/// mount. Each gets the names a, b and c in turn.
+/// Renames two directories in turn, one above a mount point and one in the mount, to a, b and c.
 ///
-/// The two directories could have nine pairs of names, but the renames make only six of these
-/// pairs. A path with one of the other three pairs combines names of different instants.
-///
-/// Two threads call `translate`, `each` times each, during the renames. `translate` returns the
-/// path of a file in the mount.
+/// The renames make only six of the nine possible pairs of names. A path with another pair combines
+/// names of different instants.
 fn translate_across_mounts(
     each: u64,
     translate: impl Fn(&PathRef<'_>, [&PathRef<'_>; 2]) -> Vec<u8> + Sync,

@@ -37,7 +37,6 @@ fn cpu_time<R>(work: impl FnOnce() -> R) -> (Duration, R) {
     (thread_clock() - before, result)
 }
 
-/// Returns the CPU time of the calling thread so far.
 fn thread_clock() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)

@@ -15,8 +15,6 @@ use corewalk_base::primitives::thread;
 use corewalk_testkit::race::{self, Racer};
 use corewalk_testkit::rng::Seed;
 
-/// Calls `change` on one thread, `changes` times. Meanwhile two threads call `read`, each at least
-/// a thousand times.
 fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) + Sync) {
     let done = AtomicBool::new(false);
     race::run(3, Seed::choose(), |mut racer| {
@@ -24,7 +22,6 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
             let _done = Done(&done);
             for i in 0..changes {
                 change(i);
-                // On a busy machine, yield so that the readers run between the changes.
                 if i % 61 == 0 {
                     thread::yield_now();
                 }
@@ -40,7 +37,6 @@ fn beside(changes: u64, change: impl Fn(u64) + Sync, read: impl Fn(&mut Racer) +
     });
 }
 
-/// Stops the readers, also when the changes fail.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

@@ -8,7 +8,6 @@ use corewalk::{Errno, RenameMode, Vfs};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, rename, tree, walk};
 
-/// A call of the back end about a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Lookup(String),
@@ -23,7 +22,6 @@ fn renamed(name: &str) -> Seen {
     Seen::Rename(name.into())
 }
 
-/// The calls of the back end so far.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<Seen>>>);
 
@@ -39,8 +37,6 @@ impl Log {
     }
 }
 
-/// Returns a namespace with the files `paths`, of which `forgotten` is not cached. Its back end
-/// logs its calls, and answers the first rename with `first`.
 fn watched(paths: &[&str], forgotten: &str, first: Result<(), Errno>) -> (Arc<Vfs>, Log) {
     let log = Log::default();
     let written = log.clone();

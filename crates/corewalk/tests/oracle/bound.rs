@@ -15,17 +15,11 @@ use crate::fixtures;
 use crate::judge::VARIABLES;
 use crate::tree::{Deep, MOVED, TOP, Tree};
 
-/// The two trees of the test, which translates directories to paths. In one, paths have so many
-/// names that renames disturb nearly every attempt. In the other, paths change their depth, so a
-/// translation into a buffer must start again with more space.
 const TREES: [Deep; 2] =
     [Deep { below_top: 600, above_moved: 300 }, Deep { below_top: 0, above_moved: 900 }];
-/// Minimum and maximum number of translations.
 const TRANSLATIONS: usize = 50_000;
 const TRANSLATIONS_MAX: usize = 200 * TRANSLATIONS;
-/// Minimum number of renames meanwhile.
 const RENAMES: u64 = 10_000;
-/// Minimum number of translations that take the lock.
 const FALLBACKS: u64 = 20;
 
 /// However often directories on the path are renamed, each translation must end after a fixed
@@ -35,9 +29,8 @@ const FALLBACKS: u64 = 20;
 fn translation_makes_a_bounded_number_of_passes() {
     let _watchdog = Watchdog::start("passes of translations", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());
-    // A translation of a directory to its path falls back to the lock that blocks moves of
-    // directories. Some translations must do so, except on one CPU, where few renames happen during
-    // a translation.
+    // Some translations must fall back to the lock, except on one CPU, where few renames happen
+    // during a translation.
     let processors = processors();
     let fallbacks_min = if processors.len() > 1 { FALLBACKS } else { 0 };
     for deep in TREES {
@@ -59,7 +52,6 @@ fn translation_makes_a_bounded_number_of_passes() {
     }
 }
 
-/// Returns the CPUs that the test may use.
 fn processors() -> Vec<usize> {
     let all = sched_getaffinity(None).expect("the kernel returns the CPU set");
     (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).collect()
@@ -73,8 +65,6 @@ fn stay_on(cpu: usize) {
     sched_setaffinity(None, &only).expect("the CPU is in the allowed set");
 }
 
-/// Translates through random doors (interfaces that return a path), and checks how many attempts
-/// each call makes.
 fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     let (vfs, doors) = (tree.vfs, translations(tree));
     let start = vfs.stats();
@@ -96,8 +86,6 @@ fn translate(tree: &Tree<'_>, mut rng: Rng, fallbacks_min: u64) {
     assert!(is_enough(turns, last), "{turns} translations: {start:?} {last:?}");
 }
 
-/// Renames directories on the translated paths, mostly the topmost, until the translating thread is
-/// done.
 fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     let mut values = [0; VARIABLES];
     // ORDERING: Relaxed. A flag; nothing is published through it.
@@ -109,7 +97,6 @@ fn rename(tree: &Tree<'_>, mut rng: Rng, done: &AtomicBool) {
     }
 }
 
-/// Stops the renamer, also when the translator fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

@@ -12,20 +12,17 @@ use crate::formatting::{Part, names, read};
 use crate::judge::{ANY, Seen, VARIABLES};
 use crate::tree::{IN_WAY, INNER, MOVED, TOP, Tree, WAY, names_of};
 
-/// A buffer size for any path of the tree, in bytes.
 pub(crate) const ROOM: usize = 4096;
 
-/// The claim that an answer makes about the tree. A state of the tree is the values of a few
-/// variables, such as the name of a renamed directory. The claim has, for each variable, the values
-/// with which the answer is true. If there are none, the claim is an error text.
+/// The claim that an answer makes about the tree: for each variable, the values with which the
+/// answer is true. If there are none, the claim is an error text.
 pub(crate) type Claim = Result<Seen, String>;
 type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
-/// An interface of the namespace that answers questions about the tree.
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// Maximum number of lock-free attempts of one call. After this many attempts, the call may
-    /// make one more under the lock that blocks moves of directories.
+    /// After this many lock-free attempts, a call may make one more under the lock that blocks
+    /// moves of directories.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
@@ -62,14 +59,12 @@ fn door<'a>(
     Door { name, passes_max, ask: Box::new(ask) }
 }
 
-/// Returns a door for each interface that translates an entry of the tree into its path.
 pub(crate) fn translations<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.extend(from_elsewhere(tree));
     doors
 }
 
-/// Returns the translations that write into a buffer.
 pub(crate) fn into_buffers<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let mut doors = from_the_root(tree);
     doors.retain(|door| door.passes_max == PASSES_INTO_BUFFER);
@@ -142,8 +137,6 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
                 PathKind::OutsideRoot => claim(&below_root, &path)?,
                 kind => return Err(format!("{kind:?}: {}", path.escape_ascii())),
             };
-            // The kind of the path (inside or outside of the root) must be true at the same instant
-            // as its text.
             let is_inside = kind == PathKind::Linked;
             seen[MOVED] &= if is_inside { IN_WAY } else { !IN_WAY };
             Ok(seen)
@@ -157,9 +150,7 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns doors (interfaces of the namespace) that look up names of directories, which are renamed
-/// meanwhile. The answer that a name does not exist is judged, too: it must have been true at one
-/// instant.
+/// The answer that a name does not exist is judged, too: it must have been true at one instant.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]
@@ -186,12 +177,10 @@ pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// Returns a door (an interface of the namespace) that walks along a path, which exists only from
-/// time to time. A failed walk makes no claim about the tree, because any name may have been
-/// missing. Nor does a ref-walk, because it is no snapshot.
+/// A failed walk makes no claim about the tree, because any name may have been missing. Nor does a
+/// ref-walk, because it is no snapshot.
 pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
-        /// The count of ref-walks at this thread's last successful walk.
         static FALLBACKS: Cell<u64> = const { Cell::new(0) };
     }
     let names = [TOP, WAY].map(names_of);
@@ -217,8 +206,8 @@ pub(crate) fn walk<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong door (an interface that returns a path) for control tests. It asks for each name
-/// of the path separately, so the names are of different instants.
+/// For control tests: asks for each name of a path separately, so the names are of different
+/// instants.
 pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     let parts = to_leaf(tree);
     door("level by level", PASSES, move |_, _| {
@@ -229,8 +218,7 @@ pub(crate) fn level_by_level<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     })
 }
 
-/// Returns a wrong door (an interface that returns a path) for control tests. Each call returns the
-/// path that was right at the call before.
+/// For control tests: each call returns the path that was right at the call before.
 pub(crate) fn one_call_late<'a>(tree: &'a Tree<'a>) -> Door<'a> {
     thread_local! {
         static LATE: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };

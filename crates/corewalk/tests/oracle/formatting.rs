@@ -4,48 +4,39 @@
 
 use crate::judge::Seen;
 
-/// A piece of a path.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// These names, each with a `/` before it.
     Names(Vec<u8>),
-    /// A part of a path that depends on a variable: a file or directory that is renamed.
+    /// A part of a path that depends on a variable.
     ///
-    /// The first field is the index of the variable. The second lists each form of the part, such
-    /// as each name of the directory, with the variable's values that lead to it (one bit per
-    /// value). At most one form matches a given path.
+    /// The index of the variable, and the forms of the part. Each form comes with the values of the
+    /// variable that lead to it (one bit per value).
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
-/// Returns the part that is always `names`.
 pub(crate) fn names(names: &str) -> Part {
     Part::Names(names.as_bytes().to_vec())
 }
 
-/// Returns a part of a path that depends on one variable, such as the name of a renamed directory.
-/// It is `forms[n]` if the variable has the value `n`.
+/// The part is `forms[n]` if the variable has the value `n`.
 pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -> Part {
     let bit = |(value, parts): (usize, _)| (1_u8 << value, parts);
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())
 }
 
-/// Matches `path` against the pattern `parts`. Each variable of the pattern is a directory or file
-/// that is renamed, and its name in `path` tells its state. Removes all other states from `seen`
-/// and returns it. Returns None if `path` does not match, because such a path never existed.
+/// Removes from `seen` all states that `path` excludes. Returns None if `path` does not match,
+/// because such a path never existed.
 pub(crate) fn read(parts: &[Part], path: &[u8], mut seen: Seen) -> Option<Seen> {
     let rest = take(parts, path, &mut seen)?;
     rest.is_empty().then_some(seen)
 }
 
-/// Matches `parts` at the beginning of a path, and returns the rest of the path.
 fn take<'p>(parts: &[Part], path: &'p [u8], seen: &mut Seen) -> Option<&'p [u8]> {
     let mut rest = path;
     for part in parts {
         rest = match part {
             Part::Names(names) => {
                 let rest = rest.strip_prefix(&names[..])?;
-                // The names must match whole names of the path, so a slash follows, or the path
-                // ends.
                 rest.first().is_none_or(|&next| next == b'/').then_some(rest)?
             }
             Part::One(variable, forms) => {

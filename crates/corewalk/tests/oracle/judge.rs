@@ -39,29 +39,23 @@
 
 use std::fmt::Write as _;
 
-/// The number of variables of a tree.
 pub(crate) const VARIABLES: usize = 6;
 /// No claim about a variable.
 pub(crate) const ANY: u8 = u8::MAX;
 
-/// The claim of an answer about names and places of renamed files and directories (the variables):
-/// for each, the values that do not contradict the answer, one bit per value.
+/// The claim of an answer: for each variable, the values that do not contradict the answer, one bit
+/// per value.
 pub(crate) type Seen = [u8; VARIABLES];
 
-/// One answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
-    /// The clock before the call.
     pub(crate) before: u64,
-    /// The clock after the call.
     pub(crate) after: u64,
     pub(crate) seen: Seen,
-    /// The index of its door.
     pub(crate) door: u8,
 }
 
-/// A value of a variable (such as a name of a directory), with the first and the last instant in
-/// which the variable may have it according to the recorded renames.
+/// A value of a variable, with the first and the last instant in which the variable may have it.
 #[derive(Clone, Copy, Debug)]
 struct State {
     value: u8,
@@ -69,19 +63,16 @@ struct State {
     last: u64,
 }
 
-/// The values of a variable, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     states: Vec<State>,
 }
 
 impl Life {
-    /// Returns a variable that has `value` from the beginning.
     pub(crate) fn new(value: u8) -> Life {
         Life { states: vec![State { value, first: 0, last: u64::MAX }] }
     }
 
-    /// Records a change to `value` between two ticks.
     pub(crate) fn change(&mut self, invoked: u64, returned: u64, value: u8) {
         let last = self.states.last_mut().expect("a variable has a first state");
         assert!(
@@ -92,9 +83,6 @@ impl Life {
         self.states.push(State { value, first: invoked + 1, last: u64::MAX });
     }
 
-    /// Finds the first instant, at or after `instant`, in which this variable may have had a value
-    /// in `seen` (one bit per value). Begins at the state with index `at`, and sets `at` to the
-    /// state that it finds.
     fn first_from(&self, at: &mut usize, seen: u8, instant: u64) -> Option<u64> {
         loop {
             let state = self.states.get(*at)?;
@@ -105,8 +93,6 @@ impl Life {
         }
     }
 
-    /// Returns the ranges of instants in which the variable may have had a value in `seen`, during
-    /// the call of `answer`.
     fn instants(&self, answer: &Answer, seen: u8) -> impl Iterator<Item = (u64, u64)> {
         let (before, after) = (answer.before, answer.after);
         let within = move |state: &State| (state.first.max(before), state.last.min(after));
@@ -115,18 +101,14 @@ impl Life {
     }
 }
 
-/// Judges the answers of one thread, in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Judge {
     at: [usize; VARIABLES],
 }
 
 impl Judge {
-    /// Returns the first instant in which `answer` was true.
-    ///
-    /// # Errors
-    /// Returns a description of the answer and the recorded renames if the answer can be true in no
-    /// instant. The caller must not use this `Judge` again.
+    /// The error says why the answer can be true in no instant. The caller must not use this
+    /// `Judge` afterwards.
     pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
         let mut instant = answer.before;
         loop {
@@ -147,7 +129,6 @@ impl Judge {
     }
 }
 
-/// Describes when each variable had the claimed values.
 #[cold]
 fn refusal(lives: &[Life], answer: &Answer) -> String {
     let mut text = format!("no one instant in {}..={}:", answer.before, answer.after);
@@ -165,9 +146,8 @@ mod tests {
     use super::*;
     use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-    /// Returns the recorded values of two variables. The first is 0, becomes 1 in instant 11 or 12
-    /// of the clock, and 0 again in 14 or 15. The second is 0, and becomes 1 in one of the instants
-    /// 15 to 17.
+    /// The first variable becomes 1 in instant 11 or 12, and 0 again in 14 or 15. The second
+    /// becomes 1 in one of the instants 15 to 17.
     fn lives() -> [Life; 2] {
         let (mut a, mut b) = (Life::new(0), Life::new(0));
         a.change(10, 12, 1);
@@ -189,8 +169,6 @@ mod tests {
     #[test]
     fn answer_is_accepted_exactly_in_its_instants() {
         assert_eq!(first(0, 5, [0, 0]), Some(0));
-        // Only the first variable of `lives` matters here. It is 0 up to instant 12 and from 14 on,
-        // and 1 from 11 to 15 (the instant of a rename is known only as a range).
         assert_eq!(first(12, 12, [0, 0]), Some(12));
         assert_eq!(first(13, 13, [0, 0]), None, "one instant late");
         assert_eq!(first(13, 14, [0, 0]), Some(14), "the value that returned in instant 14");
@@ -235,11 +213,8 @@ mod tests {
         assert_eq!(Judge::default().judge(&lives(), &seen), Ok(13));
     }
 
-    /// The values that a variable had in the random test, each with the instant in which it got the
-    /// value.
     type Truth = Vec<(u64, u8)>;
 
-    /// Returns random recorded variables, their true values, and the last instant.
     fn random_history(rng: &mut Rng) -> (Vec<Life>, Vec<Truth>, u64) {
         let (mut lives, mut truths) = (vec![], vec![]);
         let mut tick = 0;
@@ -264,8 +239,7 @@ mod tests {
         (lives, truths, tick)
     }
 
-    /// [`Judge`] must never refuse a true answer. One thread gives the answers in order, each at an
-    /// instant between the recorded start and end of its call.
+    /// [`Judge`] must never refuse a true answer.
     #[test]
     fn true_answers_are_never_refused() {
         let report = ReportSeed::new(Seed::choose());

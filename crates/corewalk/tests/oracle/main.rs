@@ -46,7 +46,6 @@ use tree::{Deep, Tree};
 use windows::{DISTURBED, Extent, Report, run};
 
 const SHALLOW: Deep = Deep { below_top: 0, above_moved: 2 };
-/// Minimum number of judged paths.
 const PATHS: u64 = 10_000_000;
 const ALL: Extent = Extent { windows: 100, windows_max: 1000, questions: 50_000 };
 const TENTH: Extent = Extent { windows: 10, windows_max: 1000, questions: 50_000 };
@@ -106,16 +105,11 @@ fn walked_paths_existed_at_one_instant() {
     assert_judged(&found, WALKS.answers());
 }
 
-/// Checks the result of a test: at least `answers` answers were compared with the recorded renames.
-/// All of them were true, and enough of them overlapped with a rename.
 fn assert_judged(found: &Report, answers: u64) {
     assert_eq!(found.wrong, None);
     assert!(found.answers >= answers && found.disturbed >= DISTURBED, "{found:?}");
 }
 
-/// Translates a file to its path by `door` (an interface), which returns wrong paths on purpose,
-/// until a path did not exist during its call. Returns that error. Fails if the usual number of
-/// calls finds no such path.
 fn detect_wrong_door(door: impl for<'a> FnOnce(&'a Tree<'a>) -> Door<'a>) -> String {
     let _watchdog = Watchdog::start("a wrong door", Duration::from_secs(300));
     let report = ReportSeed::new(Seed::choose());

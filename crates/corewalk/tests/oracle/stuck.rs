@@ -20,7 +20,6 @@ use crate::backends::Call;
 use crate::fixtures::{at, name, remove, rename, tree, walk};
 use crate::pauses::{Stop, stopping};
 
-/// The longest time that a read may take while a rename hangs in the back end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TREE: [&str; 14] = [
@@ -40,7 +39,6 @@ const TREE: [&str; 14] = [
     "c/u/v",
 ];
 
-/// A rename that hangs.
 #[derive(Clone, Copy)]
 struct Hanging {
     from: &'static str,
@@ -56,8 +54,6 @@ const HANGING: [Hanging; 4] = [
 ];
 
 impl Hanging {
-    /// Returns two namespaces, whose back ends hang in the rename that `self` describes: before
-    /// they make it, and after.
     fn namespaces(self) -> [(Arc<Vfs>, Stop); 2] {
         let last = self.from.as_bytes().last_chunk::<1>().expect("a name of one byte");
         let spaces = [
@@ -78,8 +74,6 @@ fn number(vfs: &Vfs, path: &str) -> Result<u64, Errno> {
     walk(vfs, path).map(|found| found.ino())
 }
 
-/// Runs `hanging`, and then `read` while it hangs. Returns the result of `read`, or None if that
-/// had to wait.
 fn read_beside<T: Send>(
     vfs: &Vfs,
     stop: &Stop,
@@ -103,7 +97,6 @@ fn read_beside<T: Send>(
     })
 }
 
-/// Returns every existing path before the rename, with its inode number.
 fn paths(vfs: &Vfs) -> Vec<(String, u64)> {
     let paths = TREE.map(|path| path.trim_end_matches('/').to_owned());
     paths.map(|path| (path.clone(), number(vfs, &path).expect("the tree has this path"))).to_vec()
@@ -139,7 +132,6 @@ fn readers_during_a_hanging_rename_get_the_old_state() {
                 assert_eq!(numbered[i], Ok(path), "{what}");
             }
             assert_eq!((missed, unknown), ([Some(Errno::NOENT); 3], Err(Errno::NOENT)));
-            // After the rename, each path leads to its new place.
             let moved = before
                 .iter()
                 .find(|(path, _)| path == hanging.from)

@@ -32,14 +32,13 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// A mask of values of the variable [`MOVED`], one bit per value. A value is a pair of a parent and
-/// a name. The set bits are the values whose parent is the directory [`WAY`].
+/// A mask of the places of [`MOVED`] in the directory [`WAY`].
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// Returns the names that renames give to `variable`, such as [`TOP`]. Its value is an index in the
-/// result. No other entry in the same directories has one of these names.
+/// The value of `variable` is an index in the result. No other entry in the same directories has
+/// one of these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -55,19 +54,14 @@ fn tmpfs() -> Arc<Tmpfs> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// The lengths of two chains of nested directories. All these directories have the name `q`. The
-/// chains make paths longer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// Number of nested directories `q` directly below [`TOP`], with all other files below them. So
-    /// each path of a file has at least this many names after that of `TOP`.
+    /// All other files are below this many nested directories, which are directly below [`TOP`].
     pub(crate) below_top: usize,
-    /// The directory [`MOVED`] is either in [`WAY`], or below a chain of nested directories `q`.
-    /// This is the number of directories in the chain.
+    /// Number of nested directories above [`MOVED`] while it is not in [`WAY`].
     pub(crate) above_moved: usize,
 }
 
-/// The tree, and references to parts of it.
 pub(crate) struct Tree<'v> {
     pub(crate) vfs: &'v Vfs,
     pub(crate) root: PathRef<'v>,
@@ -78,16 +72,13 @@ pub(crate) struct Tree<'v> {
     pub(crate) beside: PathRef<'v>,
     pub(crate) mounted: PathRef<'v>,
     pub(crate) inner: PathRef<'v>,
-    /// The parent directory of [`WAY`].
     pub(crate) middle: PathRef<'v>,
     deep: Deep,
-    /// All pairs of a parent directory and a name that renames give to files and directories, with
-    /// a list per renamed file or directory, such as [`TOP`].
+    /// All pairs of a parent and a name that a renamed file may get, with a list per variable.
     places: [Vec<(InodeRef<'v>, String)>; VARIABLES],
 }
 
 impl<'v> Tree<'v> {
-    /// Makes the tree, with all variables at their first value.
     pub(crate) fn new(vfs: &'v Vfs, deep: Deep) -> Tree<'v> {
         let below = |from: &PathRef<'v>, path: &str| {
             let at = FsStruct { root: vfs.root_path(), cwd: from.clone() };
@@ -149,15 +140,12 @@ impl<'v> Tree<'v> {
         }
     }
 
-    /// Returns a random value that differs from the current one.
     pub(crate) fn draw(&self, rng: &mut Rng, variable: usize, now: u8) -> u8 {
         let others = self.places[variable].len() - 1;
         let drawn = rng.index(others) as u8;
         drawn + u8::from(drawn >= now)
     }
 
-    /// Prepares a rename of the file [`LEAF`] to place `to`: sometimes makes a file there, which
-    /// the rename replaces.
     pub(crate) fn prepare(&self, rng: &mut Rng, variable: usize, to: u8) {
         if variable == LEAF && rng.chance(1, 4) {
             let (dir, name) = &self.places[LEAF][usize::from(to)];
@@ -165,7 +153,6 @@ impl<'v> Tree<'v> {
         }
     }
 
-    /// Changes a variable by one rename. `from` and `to` differ.
     pub(crate) fn change(&self, variable: usize, from: u8, to: u8) {
         let place = |value: u8| {
             let (dir, text) = &self.places[variable][usize::from(value)];
@@ -180,7 +167,6 @@ impl<'v> Tree<'v> {
         assert_eq!(renamed, Ok(()), "variable {variable} from {from} to {to}");
     }
 
-    /// Returns the path of [`MOVED`] from the root.
     pub(crate) fn to_moved(&self) -> Vec<Part> {
         let way = one(WAY, forms(WAY));
         let last = names(&"/q".repeat(self.deep.above_moved));
@@ -191,29 +177,22 @@ impl<'v> Tree<'v> {
         vec![one(TOP, forms(TOP)), names(&self.path_of_middle()), one(MOVED, parts)]
     }
 
-    /// Returns the path from [`TOP`] to the parent of [`WAY`].
     pub(crate) fn path_of_middle(&self) -> String {
         "/q".repeat(self.deep.below_top)
     }
 
-    /// Returns the path from the directory [`WAY`] to the directory [`MOVED`], at times when
-    /// `MOVED` is in `WAY`. The path is a single name, one of two that renames give to `MOVED`.
     pub(crate) fn below_way(&self) -> Vec<Part> {
         let mut parts = forms(MOVED);
         parts.truncate(IN_WAY.count_ones() as usize);
         vec![one(MOVED, parts)]
     }
 
-    /// Returns the path from the directory [`MOVED`] to one of its two directories whose names
-    /// renames exchange. `which` selects one.
     pub(crate) fn to_swapped(&self, which: usize) -> Vec<Part> {
         let mut parts = forms(SWAP);
         parts.rotate_left(which);
         vec![one(SWAP, parts)]
     }
 
-    /// Returns the path of the file [`LEAF`] from its directory, which was first called `x0` and is
-    /// exchanged with `x1`.
     pub(crate) fn to_leaf(&self) -> Vec<Part> {
         let parts = forms(LEAF)
             .into_iter()
@@ -222,7 +201,6 @@ impl<'v> Tree<'v> {
         vec![one(LEAF, parts)]
     }
 
-    /// Returns the path of the file in the mount, from the root of the mount.
     pub(crate) fn to_inner(&self) -> Vec<Part> {
         vec![one(INNER, forms(INNER)), names("/g")]
     }

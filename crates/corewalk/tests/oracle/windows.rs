@@ -21,61 +21,48 @@ use crate::tree::Tree;
 
 const TRANSLATORS: usize = 2;
 const RENAMERS: usize = 2;
-/// Minimum number of renames of each renamer in each window.
 const RENAMES: u64 = 100;
 
 /// Minimum number of disturbed answers of a valid test run.
 pub(crate) const DISTURBED: u64 = 1000;
 
-/// The extent of a test run.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
-    /// Minimum number of windows.
     pub(crate) windows: u64,
-    /// Maximum number of windows (periods) of a run. A run normally ends after `windows`, but needs
-    /// [`DISTURBED`] answers during which a rename has begun or ended. On one CPU such answers are
-    /// rarer, and the run goes on up to this maximum.
+    /// The run goes on up to this maximum if too few answers overlap a rename ([`DISTURBED`]), as
+    /// on one CPU.
     pub(crate) windows_max: u64,
-    /// The number of questions of each translator in each window.
     pub(crate) questions: u64,
 }
 
 impl Extent {
-    /// Returns the least number of questions.
     pub(crate) fn answers(self) -> u64 {
         self.windows * self.questions * TRANSLATORS as u64
     }
 }
 
-/// The results of a test run.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     windows: u64,
-    /// The number of judged answers.
     pub(crate) answers: u64,
     /// The number of answers during which a rename began or ended.
     pub(crate) disturbed: u64,
     pub(crate) renames: u64,
-    /// The first wrong answer, if any.
     pub(crate) wrong: Option<String>,
 }
 
-/// A running test.
 struct Race<'a> {
     tree: &'a Tree<'a>,
     doors: &'a [Door<'a>],
     extent: Extent,
     clock: Clock,
-    /// The number of threads that have not yet done their share (a minimum number of translations
-    /// or renames) in the current period of the test.
+    /// The number of threads that have not done their share of the current window.
     behind: AtomicU64,
     ends: Barrier,
     lives: RwLock<Vec<Life>>,
     report: Mutex<Report>,
 }
 
-/// Asks for paths through random `doors` (interfaces that return a path), while renamers rename
-/// every part of the tree. Ends after `extent` periods, or at the first wrong answer.
 pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Extent) -> Report {
     let race = Race {
         tree,
@@ -95,7 +82,6 @@ pub(crate) fn run(seed: Seed, tree: &Tree<'_>, doors: &[Door<'_>], extent: Exten
 }
 
 impl Race<'_> {
-    /// Renames the variables of renamer `this`. No other thread renames them.
     fn rename(&self, this: usize, rng: &mut Rng) {
         let mut values = [0; VARIABLES];
         loop {
@@ -148,9 +134,6 @@ impl Race<'_> {
         }
     }
 
-    /// Compares the answers of one translating thread with the recorded renames, and adds the
-    /// counts and the first error to the report. `wrong` is an earlier error: an answer that is
-    /// false in every state of the tree.
     fn judge(&self, answers: &[Answer], mut wrong: Option<String>) {
         let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
         let (mut judge, mut disturbed) = (Judge::default(), 0);
@@ -179,9 +162,8 @@ impl Race<'_> {
         Ok(Answer { before, after, seen, door: number as u8 })
     }
 
-    /// Ends a window (a period of the test): waits until all threads have recorded their renames
-    /// and answers, runs `judge`, and waits until all threads have run it. Returns true after the
-    /// last window.
+    /// Waits until all threads have recorded their renames and answers, runs `judge`, and waits for
+    /// all threads again.
     fn end_window(&self, is_first: bool, judge: impl FnOnce()) -> bool {
         self.ends.wait();
         if is_first {
@@ -191,8 +173,8 @@ impl Race<'_> {
         }
         judge();
         self.ends.wait();
-        // `windows`, `disturbed` and `wrong` change only after the barrier `ends` of the next
-        // window (period of the test), so all threads read the same values.
+        // `windows`, `disturbed` and `wrong` change only after the next barrier, so all threads
+        // read the same values.
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let Extent { windows, windows_max, .. } = self.extent;
         let is_enough = report.windows >= windows && report.disturbed >= DISTURBED;

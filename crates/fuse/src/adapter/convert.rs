@@ -9,7 +9,6 @@ pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
 }
 
-/// Returns fuser's form of attributes.
 pub(super) fn attr(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: INodeNo(attr.ino),
@@ -24,15 +23,14 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
-        // FUSE has only 32 bits for a device number. So the major number must have at most 12 bits.
+        // FUSE has 32 bits for a device number, so the major number must have at most 12 bits.
         rdev: attr.rdev as u32,
         blksize: attr.blksize,
         flags: 0,
     }
 }
 
-/// Returns the attributes for the answer "no such name", which the kernel recognises by inode
-/// number 0.
+/// The kernel recognises the answer "no such name" by inode number 0.
 pub(super) fn no_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -65,7 +63,6 @@ pub(super) fn kind(kind: FileKind) -> FileType {
     }
 }
 
-/// Returns corewalk's form of a time to set.
 pub(super) fn set_time(time: TimeOrNow) -> SetTime {
     match time {
         TimeOrNow::Now => SetTime::Now,
@@ -73,11 +70,9 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
     }
 }
 
-/// Returns the seconds and nanoseconds that the kernel has sent.
-///
-/// fuser 0.18 adds the nanoseconds of a time before 1970 with the wrong sign. Example: the kernel
-/// sends -1.5 s as -2 s plus 0.5e9 ns, and fuser passes on -2.5 s. This function restores the
-/// seconds (-2) and the fraction (0.5) that the kernel has sent.
+/// fuser 0.18 adds the nanoseconds of a time before 1970 with the wrong sign. If the kernel sends
+/// -1.5 s (as -2 s plus 0.5e9 ns), fuser passes on -2.5 s. This function restores the numbers of
+/// the kernel.
 pub(super) fn timespec(time: SystemTime) -> Timespec {
     let (secs, nanos) = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),
@@ -109,7 +104,6 @@ mod tests {
         for secs in [0, 1, -1, 1 << 40, -(1 << 40)] {
             for nanos in [0, 1, 500_000_000, 999_999_999] {
                 let there = system_time(Timespec { secs, nanos });
-                // Compute the seconds and nanoseconds that fuser sends for this time.
                 let sent = match there.duration_since(UNIX_EPOCH) {
                     Ok(since) => (since.as_secs() as i64, since.subsec_nanos()),
                     Err(before) => {
@@ -121,7 +115,6 @@ mod tests {
                     }
                 };
                 assert_eq!(sent, (secs, nanos));
-                // Compute the time that fuser returns for these two numbers.
                 let back = match sent.0 >= 0 {
                     true => UNIX_EPOCH + Duration::new(sent.0 as u64, sent.1),
                     false => UNIX_EPOCH - Duration::new(-sent.0 as u64, sent.1),

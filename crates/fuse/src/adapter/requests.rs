@@ -23,7 +23,6 @@ use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, Xat
 use crate::timeouts::Timeouts;
 
 impl Adapter {
-    /// Makes a file and sends the reply.
     fn make(
         &self,
         caller: Caller,
@@ -46,8 +45,7 @@ impl Adapter {
         self.answer_or_retry(caller, result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// Makes a file or directory durable and sends the reply. If the back end's fsync may wait, an
-    /// offload thread calls it and sends the reply.
+    /// An fsync that may wait runs on an offload thread, which also sends the reply.
     fn sync(&self, caller: Caller, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -122,8 +120,6 @@ fn empty(result: Result<(), Errno>, reply: ReplyEmpty) {
     }
 }
 
-/// Replies to a write or a copy with the number of written bytes. The number fits 32 bits, because
-/// no request asks for more bytes.
 fn written(result: Result<u64, Errno>, reply: ReplyWrite) {
     match result {
         Ok(count) => reply.written(u32::try_from(count).unwrap_or(u32::MAX)),
@@ -155,8 +151,6 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, request: &Request, ino: INodeNo, nlookup: u64) {
-        // Ignore the result, since a forget has no reply. If the server panics, `guarded` adds one
-        // to the server's counter of panics.
         let _ = self.guarded(caller(request), |server| {
             server.forget(ino.0, nlookup);
             Ok(())
@@ -351,7 +345,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // fcntl(2) may have changed `O_APPEND` since open(2), so use the flags in the write
+        // fcntl(2) may have changed `O_APPEND` since open(2), so use the flags of the write
         // request.
         let appends = OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let origin = match write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
@@ -466,8 +460,8 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(self.server.options());
         let listed = self.guarded(caller(request), |server| {
             server.readdirplus(ino.0, fh.0, offset, &mut |entry, attr| {
-                // An entry whose lookup failed has node number 0, and is sent without attributes.
-                // If a program uses the name, the kernel looks it up and gets the error.
+                // An entry whose lookup has failed has node number 0 and no attributes. The kernel
+                // looks its name up when a program uses it.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),
@@ -668,8 +662,7 @@ impl Filesystem for Adapter {
         let to = (ino_out.0, fh_out.0, offset_out);
         let caller = caller(request);
         let copied = self.guarded(caller, |server| server.copy_file_range(caller, from, to, len));
-        // It is safe to repeat the copy, because `copy_file_range` fails only if it has copied no
-        // byte.
+        // `copy_file_range` fails only if it has copied no byte, so the call can be repeated.
         let retry = || -> Retry<u64> {
             Box::new(move |server| server.copy_file_range(caller, from, to, len))
         };

@@ -16,21 +16,17 @@ use corewalk_base::primitives::thread;
 use super::{Adapter, guarded};
 use crate::server::Server;
 
-/// The pauses before the retries, during which forgets can arrive.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 
-/// A request with its own copies of the arguments, so that it can be run again later.
 pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {
-    /// Passes the result of a request to `answer`. If `result` is `ENOSPC`, first repeats the
-    /// request up to three times, with a pause before each time. Stops as soon as the request has
-    /// another result.
+    /// Calls `answer` with the result. If it is `ENOSPC`, first repeats the request up to three
+    /// times, after pauses.
     ///
-    /// If `result` is `ENOSPC`, this method calls `retry`. `retry` copies the arguments of the
-    /// request, and returns a function that runs the request again. So a request that succeeds
-    /// copies nothing.
+    /// `retry` copies the arguments of the request only for a repetition, so a request that
+    /// succeeds copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
         caller: Caller,
@@ -38,7 +34,6 @@ impl Adapter {
         retry: impl FnOnce() -> Retry<T>,
         answer: impl FnOnce(Result<T, fuser::Errno>) + Send + 'static,
     ) {
-        // fuser's `Errno` has no `PartialEq`.
         let is_full = |error: &fuser::Errno| i32::from(*error) == i32::from(fuser::Errno::ENOSPC);
         if !result.as_ref().is_err_and(is_full) {
             return answer(result);

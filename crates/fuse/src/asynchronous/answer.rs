@@ -6,22 +6,18 @@ use corewalk::Errno;
 use super::AsyncNode;
 use crate::wire::Body;
 
-/// The longest body, in bytes, of an answer that is built in this buffer. It is the body of the
-/// answer to a create request.
 const BODY_BYTES: usize = 256;
 
-/// The answer to a request, with the inodes and the open file that it gives to the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) body: Bytes,
-    /// The inodes in the answer. The kernel gets one lookup of each when the answer is sent.
+    /// When the answer is sent, the kernel gets one lookup of each inode.
     pub(super) entries: Vec<AsyncNode>,
-    /// The open file in the answer. If the answer is not sent, the file must be closed.
+    /// If the answer is not sent, the file must be closed.
     pub(super) opened: Option<AsyncNode>,
 }
 
 impl Answer {
-    /// Returns an answer with a body of at most 256 bytes, which `write` writes.
     pub(super) fn with_body(
         write: impl FnOnce(&mut Body<'_>) -> Result<(), Errno>,
     ) -> Result<Answer, Errno> {
@@ -32,14 +28,13 @@ impl Answer {
         Ok(Answer::from(Bytes::copy_from_slice(&buffer[..len])))
     }
 
-    /// Adds an inode that the answer gives to the kernel.
     pub(super) fn with_entry(mut self, entry: AsyncNode) -> Answer {
         self.entries.push(entry);
         self
     }
 
-    /// Counts a lookup for each inode in the answer. Called right before the answer is sent,
-    /// because the kernel may forget an inode as soon as it has the answer.
+    /// Called right before the answer is sent: the kernel may forget an inode as soon as it has the
+    /// answer.
     pub(super) fn count_lookups(&mut self) {
         for entry in self.entries.drain(..) {
             entry.table_node().get().into_lookups();

@@ -12,11 +12,9 @@ use crate::dispatch::{GETATTR_HANDLE, attributes_to_set};
 use crate::mount::Pages;
 use crate::wire::{Body, Message, Opcode};
 
-/// The longest target of a symbolic link, with a NUL byte at its end, in bytes.
 const PATH_MAX: usize = 4096;
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Answers a request for attributes from the cache.
     pub(super) fn cached_getattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Cached {
         if !self.is_exclusive() {
             return Err(Miss::Later);
@@ -36,8 +34,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.attr_out(&node, &attr, is_current)
     }
 
-    /// Returns the attributes of a node. The `bool` is true if the kernel may cache them, because
-    /// no change of the inode has ended since the back end was asked.
+    /// The `bool` is true if the kernel may cache the attributes: no change of the inode has ended
+    /// since the back end was asked.
     pub(super) async fn attributes(&self, node: &AsyncNode) -> Result<(Attr, bool), Errno> {
         let mut flight = self.flights.lock(Key::Attributes(node.number())).await;
         let cached = if self.is_exclusive() { node.cached() } else { None };
@@ -68,7 +66,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let change = node.change();
         let attr = checked(self.fs.setattr(&node, &set).await?, node.kind());
         if attr.is_err() {
-            // The back end has made the change.
             request.set_stale();
         }
         let attr = attr?;
@@ -149,10 +146,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Checks attributes that the back end has returned for a file of the kind `kind`, and returns
-/// them.
-///
-/// # Errors
 /// `EIO` if the attributes are those of another kind of file, or if the size exceeds 2^63 - 1.
 pub(super) fn checked(attr: Attr, kind: FileKind) -> Result<Attr, Errno> {
     if attr.kind() == kind && i64::try_from(attr.size).is_ok() {
@@ -162,9 +155,6 @@ pub(super) fn checked(attr: Attr, kind: FileKind) -> Result<Attr, Errno> {
     Err(Errno::IO)
 }
 
-/// Returns the name of an extended attribute.
-///
-/// # Errors
 /// `EOPNOTSUPP` if `name` is the extended attribute of an ACL: the kernel would store it, but would
 /// not enforce it.
 fn not_acl(name: &[u8]) -> Result<&[u8], Errno> {

@@ -11,12 +11,11 @@ use crate::dispatch::{FSYNC_DATA, Range, offset};
 use crate::mount::Pages;
 use crate::wire::{Message, Opcode, OwnedMessage};
 
-/// Maximum number of bytes that one request copies. The kernel asks for the rest with another
-/// request.
+/// The kernel asks for the rest of a longer copy with another request.
 const COPY_BYTES_MAX: u64 = 128 << 20;
 
-/// The flags of open(2) that the back end does not get, because the kernel handles them. The kernel
-/// sends a separate request to truncate the file.
+/// Flags of open(2) that the kernel handles itself, so the back end does not get them. For a
+/// truncation, for example, the kernel sends a separate request.
 pub(super) const CREATION_FLAGS: OFlags =
     OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC);
 
@@ -29,8 +28,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?;
         let open = message.args().u32()? & !CREATION_FLAGS.bits();
-        // From `begin` on, the future runs to its end, even if the client is killed. So each file
-        // that the back end opens is closed again.
+        // After `begin` the future runs to its end, even if the client is killed. So each file that
+        // the back end opens is closed again.
         request.begin(&node, Pages::Keep)?;
         let opened = match self.fs.has_open_state() {
             true => self.fs.open(&node, open).await?,
@@ -49,7 +48,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
-        // The kernel passes the error of a release to no program. So close the file even if the
+        // The kernel reports the error of a release to no program. So close the file even if the
         // back end could not drop its locks.
         let unlocked = self.end_locks(message, &node).await;
         if self.fs.has_open_state() {
@@ -68,7 +67,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         request.begin(&node, Pages::Keep)?;
         let unlocked = self.end_locks(message, &node).await;
         match self.fs.flush(&node).await {
-            // After an answer `ENOSYS` the kernel would send no more flushes. But each flush must
+            // After an answer `ENOSYS` the kernel would send no more flushes, but each flush must
             // drop the locks of the process that closes the file.
             Err(Errno::NOSYS) if self.fs.has_locks() => {}
             flushed => flushed?,
@@ -82,8 +81,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) async fn fsync(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let mut args = message.args();
         let handle = args.u64()?;
-        // The server has assigned the handle of an open directory, so do not pass that handle to
-        // the back end.
+        // The server has assigned the handle of an open directory, so the back end must not get it.
         let handle = if message.header.opcode == Opcode::FSYNC { handle } else { 0 };
         let node = self.file(message)?.with_handle(handle);
         self.fs.fsync(&node, args.u32()? & FSYNC_DATA != 0).await?;

@@ -4,14 +4,14 @@
 //! of the back end lock the same key:
 //! - The request that gets the lock first calls [`Flight::ask`], asks the back end, and passes the
 //!   result to [`Flight::complete`].
-//! - A request that has waited for the lock gets that result from [`Flight::shared`]. The back end
-//!   must have been asked after the request had begun to wait.
+//! - A request that has waited for the lock gets the result of another request from
+//!   [`Flight::shared`]. It does so only if the back end was asked after the wait had begun.
 //!
 //! However many requests wait for one key, they need at most two calls of the back end.
 //!
 //! # Invariants
 //! - G.1: at most one request has the lock of a key.
-//! - G.2: `shared` returns a result only if the back end was asked for it after the request had
+//! - G.2: a request gets only a result for which the back end was asked after the request had
 //!   called `lock`. So no request gets an answer that is older than itself.
 //! - G.3: if the request that has a lock panics or is dropped, the next request gets the lock, and
 //!   no result. So no request waits for ever (trap T24 in `traps.md`).
@@ -30,43 +30,35 @@ use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 use futures_util::lock::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-/// The number of shards, each with its own mutex.
 const SHARDS: usize = 16;
 
-/// The last result for a key, with the number of the back-end call that has returned it.
 type Last<V> = Option<(u64, V)>;
 
-/// The locked keys.
 pub(super) struct Flights<K, V> {
     shards: [Mutex<HashMap<K, Entry<V>, RandomState>>; SHARDS],
     hasher: RandomState,
 }
 
-/// A key that at least one request uses. All fields are protected by the mutex of the shard.
+/// All fields are protected by the mutex of the shard.
 struct Entry<V> {
     lock: Arc<AsyncMutex<Last<V>>>,
-    /// The number of calls to the back end that have begun.
     calls: u64,
-    /// The value of `calls` when the key was last invalidated.
     invalidated: u64,
     users: u64,
 }
 
-/// A request that uses a key.
 struct User<'f, K: Hash + Eq, V> {
     flights: &'f Flights<K, V>,
     key: K,
 }
 
-/// A locked key. Dropping the value unlocks the key.
+/// Dropping the value unlocks the key.
 pub(super) struct Flight<'f, K: Hash + Eq, V> {
-    /// The lock of the key. This field is declared before `user`, so the lock is released first:
-    /// the map must keep an entry while its lock is held (invariant G.4).
+    /// Declared before `user`, so the lock is released first: the map must keep an entry while its
+    /// lock is held (invariant G.4).
     guard: OwnedMutexGuard<Last<V>>,
     user: User<'f, K, V>,
-    /// The number of calls to the back end that had begun when the request called `lock`.
     joined: u64,
-    /// The number of the call that the request has begun.
     call: u64,
 }
 
@@ -76,7 +68,6 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
         Flights { shards, hasher: RandomState::default() }
     }
 
-    /// Waits for the lock of `key`, and returns it.
     pub(super) async fn lock(&self, key: K) -> Flight<'_, K, V> {
         let (lock, joined) = {
             let mut shard = self.shard(&key).lock();
@@ -89,13 +80,10 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
             entry.users += 1;
             (Arc::clone(&entry.lock), entry.calls)
         };
-        // If this future is dropped while it waits for the lock, the destructor of `user`
-        // decrements `Entry::users` again.
         let user = User { flights: self, key };
         Flight { guard: lock.lock_owned().await, user, joined, call: 0 }
     }
 
-    /// Waits for the locks of two keys, and returns them. If the keys are equal, there is one lock.
     pub(super) async fn lock_both(&self, a: K, b: K) -> (Flight<'_, K, V>, Option<Flight<'_, K, V>>)
     where
         K: Ord,
@@ -109,15 +97,12 @@ impl<K: Hash + Eq + Clone, V> Flights<K, V> {
 }
 
 impl<K: Hash + Eq, V> Flights<K, V> {
-    /// Invalidates the key: the result of a running call to the back end for `key` is not used
-    /// ([`Flight::is_valid`]).
     pub(super) fn invalidate(&self, key: &K) {
         if let Some(entry) = self.shard(key).lock().get_mut(key) {
             entry.invalidated = entry.calls;
         }
     }
 
-    /// Makes all running calls to the back end invalid.
     pub(super) fn invalidate_all(&self) {
         for shard in &self.shards {
             shard.lock().values_mut().for_each(|entry| entry.invalidated = entry.calls);
@@ -135,17 +120,14 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         read(shard.get_mut(&self.user.key).expect("G.4: this request uses the entry"))
     }
 
-    /// Returns the result of another request, if there is one that this request may use. The call
-    /// to the back end must have begun after this request called `lock` (invariant G.2) and after
-    /// the key was last invalidated.
     pub(super) fn shared(&self) -> Option<&V> {
         let invalidated = self.entry(|entry| entry.invalidated);
         let oldest = self.joined.max(invalidated);
         self.guard.as_ref().filter(|(call, _)| *call > oldest).map(|(_, result)| result)
     }
 
-    /// Gives the call to the back end that begins now its number. Requests that already wait for
-    /// the lock may share the result. Requests that call `lock` later may not.
+    /// Called right before the back end is called. Only requests that already wait for the lock may
+    /// share the result.
     pub(super) fn ask(&mut self) {
         self.call = self.entry(|entry| {
             entry.calls += 1;
@@ -153,17 +135,14 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         });
     }
 
-    /// Returns true if the key was not invalidated since [`Flight::ask`].
     pub(super) fn is_valid(&self) -> bool {
         self.entry(|entry| entry.invalidated) < self.call
     }
 
-    /// Passes the result of the call to the requests that wait for this lock.
     pub(super) fn complete(&mut self, result: V) {
         *self.guard = Some((self.call, result));
     }
 
-    /// Drops the result of the last call, because this request changes the file or the name.
     pub(super) fn clear(&mut self) {
         *self.guard = None;
     }
@@ -176,8 +155,6 @@ impl<K: Hash + Eq, V> Drop for User<'_, K, V> {
             entry.users -= 1;
             entry.users == 0
         });
-        // The result in the entry may have a destructor, which must not run under the mutex of the
-        // shard.
         let entry = if is_last { shard.remove(&self.key) } else { None };
         drop(shard);
         drop(entry);
@@ -278,7 +255,6 @@ mod tests {
         let held = now(names.lock("a"));
         let mut both = pin!(names.lock_both("b", "a"));
         assert!(poll(both.as_mut()).is_pending());
-        // The future waits for `a` and does not have `b`.
         drop(now(names.lock("b")));
         drop(held);
         let Poll::Ready((first, second)) = poll(both) else { panic!("the locks are free") };

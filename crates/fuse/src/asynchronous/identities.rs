@@ -1,17 +1,17 @@
 //! The index of inodes by the back end's numbers.
 //!
-//! The cache's table assigns its own inode numbers. With this index the server recognises a file
-//! that it already knows. The back end may return the file for a second name (a hard link), or for
-//! a directory that another machine has moved.
+//! The cache's table assigns its own inode numbers. With the index, the server recognises a file
+//! that it already knows, for example under a second name (a hard link), or after another machine
+//! has moved a directory.
 //!
-//! The index also counts the inodes of each file. There may be several, because the table may drop
-//! an inode while a lookup enters the same file again.
+//! The index also counts the inodes of each file. A file may have several, because the table may
+//! drop an inode while a lookup enters the same file again.
 //!
 //! # Invariants
-//! - J.1: an identity (inode number and generation) is in the index as long as an inode with it has
-//!   entered the table and has not been dropped.
-//! - J.2: `forget` of the back end is called when the last of these inodes is dropped. The mutex of
-//!   the shard is held during that call. So a new inode of the file is added before or after it.
+//! - J.1: the index has an identity (inode number and generation) from the entry of its first inode
+//!   into the table until its last inode is dropped.
+//! - J.2: `forget` of the back end is called when the last inode of a file is dropped. The mutex of
+//!   the shard is held during the call. So a new inode of the file is added before or after it.
 //!
 //! A file for which the back end reports the number 0 is not in the index. Its only name identifies
 //! it.
@@ -24,35 +24,26 @@ use foldhash::fast::RandomState;
 
 use super::node::Inode;
 
-/// The number of shards.
 const SHARDS: u64 = 16;
 
-/// The back end's identity of a file: inode number and generation.
 pub(super) type Identity = (u64, u64);
 
-/// The inodes of an asynchronous server, by the inode number of the back end.
 pub(super) struct Identities {
     /// Each shard is protected by its mutex. A number has several entries if the back end has used
     /// it for several files.
     shards: [Mutex<HashMap<u64, Vec<Entry>, RandomState>>; SHARDS as usize],
 }
 
-/// The inode with an identity, as the index knows it.
 pub(super) enum Known {
-    /// No inode has the identity.
     None,
-    /// The inode that had the identity is being dropped.
     Dying,
-    /// An inode, which the table may have dropped.
+    /// The table may have dropped the inode.
     Inode(Arc<Inode>),
 }
 
-/// The inodes with one identity.
 struct Entry {
     generation: u64,
-    /// The inode that new names of the file refer to.
     current: Weak<Inode>,
-    /// The number of inodes with this identity that have entered the table.
     inodes: u64,
 }
 
@@ -65,7 +56,6 @@ impl Identities {
         &self.shards[(ino % SHARDS) as usize]
     }
 
-    /// Returns the inode with an identity.
     pub(super) fn find(&self, identity: Identity) -> Known {
         if identity.0 == 0 {
             return Known::None;
@@ -74,8 +64,8 @@ impl Identities {
         let entries = shard.get(&identity.0).into_iter().flatten();
         let mut entries = entries.filter(|entry| entry.generation == identity.1);
         let Some(entry) = entries.next() else { return Known::None };
-        // Unlock the shard before `upgrade`. Dropping the result of `upgrade` may drop the inode,
-        // whose destructor locks the shard.
+        // Unlock the shard first: dropping the result of `upgrade` may run the destructor of the
+        // inode, which locks the shard.
         let current = Weak::clone(&entry.current);
         drop(shard);
         current.upgrade().map_or(Known::Dying, Known::Inode)
@@ -89,9 +79,8 @@ impl Identities {
         entries.iter().filter_map(|inode| Some(inode.upgrade()?.number())).collect()
     }
 
-    /// Adds an inode that has just entered the table. If another inode of the same file still
-    /// exists, returns that inode, which the table may be dropping. Otherwise a lookup of a further
-    /// name of the file gets `inode`.
+    /// Returns an earlier inode of the same file, if there is one. The table may be dropping that
+    /// inode.
     pub(super) fn add(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         if ino == 0 {
@@ -108,12 +97,12 @@ impl Identities {
         if earlier.is_none() {
             entry.current = Arc::downgrade(inode);
         }
-        // Do not drop `earlier` here: its destructor may lock the shard.
+        // The destructor of `earlier` may lock the shard, so do not drop it here.
         earlier
     }
 
-    /// Makes lookups of further names of a file get `inode` instead of `earlier`. If they already
-    /// get a third inode, changes nothing and returns the third inode.
+    /// Later lookups of the file get `inode`. If they already get a third inode, the method returns
+    /// that inode.
     pub(super) fn replace(&self, inode: &Arc<Inode>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         let mut shard = self.shard(ino).lock();
@@ -129,8 +118,7 @@ impl Identities {
         }
     }
 
-    /// Removes an inode that has entered the table from the index. Calls `forget` if it was the
-    /// last inode with its identity.
+    /// Calls `forget` if this was the last inode with its identity.
     pub(super) fn remove(&self, identity: Identity, forget: impl FnOnce()) {
         let mut shard = self.shard(identity.0).lock();
         let Some(entries) = shard.get_mut(&identity.0) else { return };

@@ -10,8 +10,8 @@
 //! # Entries with attributes
 //! A listing with attributes (`readdirplus`) enters the names of a page into the cache. A page may
 //! be old when its last entries are read:
-//! - A name is entered only if no name of the directory has changed since the page was requested
-//!   ([`AsyncNode::enter_listed`]).
+//! - A name from a page enters the cache only if no name of the directory has changed since the
+//!   page was requested ([`AsyncNode::enter_listed`]).
 //! - An entry is reported with the attributes in the page only if they are still current.
 //!
 //! An entry without current attributes is listed without attributes. The kernel looks its name up
@@ -35,44 +35,36 @@ use crate::dispatch::{Range, UNKNOWN_INO};
 use crate::timeouts::Timeouts;
 use crate::wire::{Body, Message, Opcode};
 
-/// The server adds this number to a cookie of the back end to get the cookie for the kernel.
+/// The server adds it to each cookie of the back end, because the cookies 1 and 2 are those of `.`
+/// and `..`.
 const COOKIE_SHIFT: u64 = 2;
-/// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, it still fits `loff_t`.
+/// With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
 
-/// The open directories.
 #[derive(Default)]
 pub(super) struct Listings {
     open: Mutex<HashMap<u64, Arc<Listing>, RandomState>>,
-    /// The last handle.
     last: AtomicU64,
 }
 
-/// An open directory.
 #[derive(Default)]
 struct Listing {
-    /// The page that the back end has returned last. Protected by its own mutex. A thread that
-    /// holds the mutex takes no other lock.
+    /// The last page of the back end. Protected by its own mutex, under which no other lock is
+    /// taken.
     page: Mutex<Option<Arc<Page>>>,
 }
 
-/// A page of entries.
 struct Page {
-    /// The cookie after which the page starts.
     start: u64,
-    /// The value of the server's clock, which counts the ends of changes, when the page was
-    /// requested.
     asked: u64,
-    /// The instant at which the back end was asked for the page. If other programs change the
-    /// files, the timeouts of the entries begin at this instant.
+    /// If other programs change the files, the timeouts of the entries begin at this instant.
     since: Instant,
     entries: Vec<OwnedDirEntry>,
 }
 
 impl Listings {
-    /// Opens a directory, and returns its handle.
     pub(super) fn open(&self) -> u64 {
-        // ORDERING: Relaxed. Only the value matters: each handle is given once.
+        // ORDERING: Relaxed. The atomic addition alone gives each handle once.
         let handle = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.open.lock().insert(handle, Arc::default());
         handle
@@ -89,10 +81,6 @@ impl Listings {
 }
 
 impl Page {
-    /// Checks the entries that the back end has returned.
-    ///
-    /// # Errors
-    /// `EIO` for an invalid name or cookie.
     fn check(&self) -> Result<(), Errno> {
         let mut before = self.start;
         for entry in &self.entries {
@@ -109,8 +97,6 @@ impl Page {
         Ok(())
     }
 
-    /// Returns the index of the first entry after the cookie `cookie`, or `None` if this page does
-    /// not have that entry.
     fn after(&self, cookie: u64) -> Option<usize> {
         let index = match cookie == self.start {
             true => 0,
@@ -120,7 +106,6 @@ impl Page {
     }
 }
 
-/// The arguments of a request that lists a directory.
 struct Request {
     node: u64,
     handle: u64,
@@ -137,18 +122,16 @@ impl Request {
         Ok(Request { node, handle, offset, size, has_attributes })
     }
 
-    /// Returns the back end's cookie of the position.
     fn cookie(&self) -> u64 {
         self.offset.saturating_sub(COOKIE_SHIFT)
     }
 }
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Answers a request for entries of the last page.
     pub(super) fn cached_listing(&self, message: &Message<'_>, body: &mut Body<'_>) -> Cached {
         let request = Request::of(message)?;
         let listing = self.listings.get(request.handle)?;
-        // A listing from the start sees the changes up to now.
+        // A listing from the start must see the changes up to now.
         let page = if request.offset == 0 { None } else { listing.page.lock().clone() };
         let page = page.ok_or(Miss::Later)?;
         if page.after(request.cookie()).is_none() {
@@ -163,7 +146,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(())
     }
 
-    /// Fetches a page and answers with its first entries.
     pub(super) async fn listing(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let request = Request::of(message)?;
         let listing = self.listings.get(request.handle)?;
@@ -185,8 +167,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(Answer { entries, ..Answer::from(Bytes::from(buffer)) })
     }
 
-    /// Adds entries of a page to an answer until the answer is full. Adds the nodes of these
-    /// entries to `entered`.
     fn fill(
         &self,
         dir: &AsyncNode,
@@ -207,7 +187,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(())
     }
 
-    /// Adds `.` and `..`. Returns false if the answer is full.
+    /// Returns false if the answer is full.
     fn add_dots(
         &self,
         dir: &AsyncNode,
@@ -230,7 +210,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(true)
     }
 
-    /// Returns the parent of a directory. A removed directory has none.
+    /// A removed directory has none.
     fn parent(&self, dir: &AsyncNode) -> Option<AsyncNode> {
         self.node(dir.table_node().get().parent_ino().ok()?).ok()
     }

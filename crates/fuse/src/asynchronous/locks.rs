@@ -13,7 +13,6 @@ use super::{AsyncFileSystem, AsyncNode};
 use crate::wire::{LockOwner, Message, Opcode};
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Reads the arguments of a request about a lock.
     fn lock_of(&self, message: &Message<'_>) -> Result<(AsyncNode, FileLock), Errno> {
         let (handle, lock) = message.lock()?;
         Ok((self.file(message)?.with_handle(handle), lock))
@@ -36,7 +35,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(Answer::default())
     }
 
-    /// Ends the locks that end with a flush or a release.
     pub(super) async fn end_locks(
         &self,
         message: &Message<'_>,

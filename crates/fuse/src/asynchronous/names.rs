@@ -24,13 +24,11 @@ use crate::mount::Pages;
 use crate::server::ROOT_NODE;
 use crate::wire::{Body, Message, Opcode};
 
-/// Maximum number of back-end calls for one lookup. The lookup repeats the call if a notification
-/// has invalidated the name during it.
+/// A lookup repeats the call to the back end if a notification has invalidated the name meanwhile.
 const TRIES: u32 = 4;
 
-/// A change of a name under way. If it is dropped before [`NameChange::end`], it is not known
-/// whether the back end has made the change. Then the destructor makes the table and the kernel
-/// drop the name.
+/// A change that is dropped before [`NameChange::end`] may or may not have reached the back end.
+/// Then its destructor makes the table and the kernel drop the name.
 struct NameChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
     request: &'s Request,
@@ -40,10 +38,6 @@ struct NameChange<'s, F: AsyncFileSystem> {
 }
 
 impl<'s, F: AsyncFileSystem> NameChange<'s, F> {
-    /// Begins the change of a name that the caller has locked.
-    ///
-    /// # Errors
-    /// `EINTR` if the request was cancelled.
     fn begin(
         server: &'s AsyncServer<F>,
         request: &'s Request,
@@ -58,12 +52,10 @@ impl<'s, F: AsyncFileSystem> NameChange<'s, F> {
         Ok(NameChange { server, request, dir, name, change })
     }
 
-    /// Returns the time at which the change began.
     fn began(&self) -> u64 {
         self.change.as_ref().map_or(0, Change::began)
     }
 
-    /// Ends the change, after the table has its result.
     fn end(mut self) {
         self.change = None;
     }
@@ -75,26 +67,19 @@ impl<F: AsyncFileSystem> Drop for NameChange<'_, F> {
             && let Ok(name) = Name::new(&self.name)
         {
             self.request.set_stale();
-            // Ignore an error: a removed directory has no names.
             let _ = self.server.table.invalidated(&self.dir.table_node().get(), name);
         }
     }
 }
 
-/// The inode of a name that a request changes.
 enum Child {
-    /// There is none, or its cached attributes are not used.
     None,
-    /// The table has the name.
     Node(AsyncNode),
-    /// The table does not have the name, but it may have the inode with this identity.
     Identity(Identity),
 }
 
-/// The change of the inode of a name.
 struct ChildChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
-    /// The identity of the inode, if the table did not have the inode when the change began.
     identity: Option<Identity>,
     _change: Option<Change>,
 }
@@ -125,7 +110,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         }
     }
 
-    /// Answers a lookup from the cache.
     pub(super) fn cached_lookup(&self, message: &Message<'_>, body: &mut Body<'_>) -> Cached {
         let name = message.args().name()?;
         let found = self.cached_child(message.header.node, name).ok_or(Miss::Later)?;
@@ -148,7 +132,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
 
     async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
         let mut flight = self.flights.lock(name_key(dir, name)).await;
-        // Another request may have entered the name while this one waited.
         if let Some(found) = self.cached_child(dir.number(), name.as_bytes()) {
             return Ok(found);
         }
@@ -169,15 +152,14 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(found(node?, attr, asked));
             }
         }
-        // A notification has invalidated the name during each of the calls. Answer the request, but
-        // keep the name neither in the table nor in the kernel.
+        // A notification has invalidated the name during each call. Answer the request, but let
+        // neither the table nor the kernel keep the name.
         let (attr, asked) = self.ask(dir, name, &mut flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);
         Ok(Found { is_entry_current: false, ..found(node, attr, asked) })
     }
 
-    /// Asks the back end for a name.
     async fn ask(
         &self,
         dir: &AsyncNode,
@@ -188,8 +170,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let asked = self.shared.now();
         let result = self.fs.lookup(dir, name).await;
         if result == Err(Errno::NOENT) {
-            // The table has the name, but another machine has removed or renamed the file. Do not
-            // remove a renamed directory from the table, since clients may still use files in it.
+            // Another machine has removed or renamed the file. A renamed directory must stay in the
+            // table, since clients may still use files in it.
             let _ = self.table.invalidated(&dir.table_node().get(), name);
         }
         let fetched = result.and_then(|attr| Ok((checked(attr, attr.kind())?, asked)));
@@ -233,7 +215,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.entry(self.make(message, request, Name::new(args.name()?)?, what).await?)
     }
 
-    /// Makes a file. The kernel has applied the umask.
+    /// The kernel has applied the umask.
     async fn make(
         &self,
         message: &Message<'_>,
@@ -250,8 +232,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         flight.ask();
         let attr = match self.fs.make(&dir, name, &what).await {
             Ok(attr) => checked(attr, kind)?,
-            // The file exists, and the kernel did not know that. Return without a call of `end`:
-            // the destructor of `change` then makes the table and the kernel drop the cached name.
+            // The kernel did not know that the file exists. Without a call of `end`, the destructor
+            // of `change` makes the table and the kernel drop the cached name.
             Err(Errno::EXIST) => return Err(Errno::EXIST),
             Err(error) => {
                 change.end();
@@ -260,7 +242,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         };
         let node = self.enter(&dir, name, &attr, Entering::Made)?;
         let is_current = node.store(&attr, change.began());
-        // If another machine has changed the name meanwhile, `change` drops it.
         let is_entry_current = flight.is_valid();
         if is_entry_current {
             change.end();
@@ -283,8 +264,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             .with_open(has_open_state.then_some(open));
         let open = OFlags::from_bits_retain(open);
         let found = match self.make(message, request, name, what).await {
-            // Another machine has made the file. Answer `ESTALE`: the kernel then looks the name
-            // up, checks the permission to open the file, and truncates it if necessary.
+            // Another machine has made the file. After `ESTALE` the kernel looks the name up,
+            // checks the permission to open the file, and truncates it if necessary.
             Err(Errno::EXIST) if !open.contains(OFlags::EXCL) => return Err(Errno::STALE),
             made => made?,
         };
@@ -293,7 +274,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             false => Ok(Opened::default()),
         };
         if opened.is_err() {
-            // The file exists, but the kernel learns only of the error.
             request.set_stale();
         }
         let opened = opened?;
@@ -328,9 +308,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             }
         };
         let linked = self.table.linked(&node.table_node().get(), &dir.table_node().get(), name);
-        // Call `end` only if the name in the table is current. It is not if the table could not
-        // enter it, or if another machine has changed it during the call. Then the destructor of
-        // `change` drops the name.
+        // Without a call of `end`, the destructor of `change` drops the name. That is necessary if
+        // the table could not enter it, or if another machine has changed it during the call.
         let is_entry_current = linked.is_ok() && flight.is_valid();
         if is_entry_current {
             change.end();
@@ -357,7 +336,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let _change_of_child = self.begin_child(request, child)?;
         flight.clear();
         let removed = self.fs.remove(&dir, name, removal).await;
-        // If the table cannot remove the name, `change` drops it.
         let is_told = match removed {
             Ok(()) | Err(Errno::NOENT) => self.table.removed(&dir.table_node().get(), name).is_ok(),
             Err(_) => true,
@@ -401,11 +379,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         });
         let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
         let (from, to) = (from.table_node().get(), to.table_node().get());
-        // Unless `end` is called, the destructor of `changes` drops both names. They must be
-        // dropped in three cases:
-        // - The table cannot rename.
-        // - The back end does not have the names that the kernel knows.
-        // - Another machine has changed a name during the call.
         let is_told = match (renamed, mode) {
             (Ok(()), RenameMode::Exchange) => {
                 self.table.exchanged((&from, old), (&to, new)).is_ok()
@@ -419,9 +392,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         renamed.map(|()| Answer::default())
     }
 
-    /// Returns the child `name` of `dir`, whose attributes a change of the name also changes. If
-    /// the table may have lost the name, asks the back end for the identity of the inode. The
-    /// caller has locked the name.
+    /// The caller has locked the name. If the table may have lost the name, the back end is asked
+    /// for the identity of the inode.
     async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
         if let Ok(node) = self.table.child(dir.number(), name.as_bytes()) {
             return Ok(Child::Node(AsyncNode::new(self.table.owned(node))));
@@ -438,7 +410,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         }
     }
 
-    /// Begins the change of a child.
     fn begin_child<'s>(
         &'s self,
         request: &Request,
@@ -454,7 +425,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(ChildChange { server: self, identity, _change: change })
     }
 
-    /// Returns the node with an identity, if the table has it.
     fn known(&self, identity: Identity) -> Option<AsyncNode> {
         match self.shared.identities.find(identity) {
             Known::Inode(inode) => self.node(inode.number()).ok(),
@@ -462,7 +432,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         }
     }
 
-    /// Returns the answer with an entry.
     fn entry(&self, found: Found) -> Result<Answer, Errno> {
         Ok(Answer::with_body(|body| self.entry_out(&found, body))?.with_entry(found.node))
     }
@@ -477,14 +446,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// Returns a node that a lookup has found. Caches the attributes, which the server requested at the
-/// time `asked`.
 fn found(node: AsyncNode, attr: Attr, asked: u64) -> Found {
     let is_current = node.store(&attr, asked);
     Found { node, attr, is_current, is_entry_current: true }
 }
 
-/// Begins a change of a node by a request.
 fn begin(request: &Request, node: &AsyncNode) -> Result<Change, Errno> {
     request.begin(node, Pages::Keep)?;
     Ok(node.change())

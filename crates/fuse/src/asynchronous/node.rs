@@ -11,16 +11,16 @@
 //!   drop of the [`Change`].
 //! - H.2: the cached attributes are those that the back end had when the last change of the inode
 //!   had ended.
-//! - H.3: when an inode leaves the index of identities, `Shared::evicted` is at least the end of
-//!   its last change. A new inode of the same file takes `evicted` as its own last change. So it
-//!   cannot get attributes from before that change.
+//! - H.3: when an inode is dropped, `Shared::evicted` is raised to the end of its last change. A
+//!   new inode of the same file starts with that value. So it cannot get attributes from before the
+//!   change.
 //!
 //! # Locks
 //! - The mutex `Inode::state` protects the attributes and times of an inode. For a directory, it is
 //!   also held while a name enters the table.
 //! - Its holder may lock a shard of `flights` or of `identities`, but no other `state`.
-//! - Its holder calls no method of the back end but `forget`: the table may evict an inode while a
-//!   name enters it.
+//! - The holder of `state` calls no method of the back end but `forget`: the table may evict an
+//!   inode while a name enters it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,54 +33,40 @@ use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::AsyncFileSystem;
 use super::identities::{Identities, Identity, Known};
 
-/// A table of the inodes of an asynchronous server.
 pub(super) type Table = InodeTable<Inode>;
 
-/// The user data of an inode in the table.
 pub(super) struct Inode {
     shared: Arc<Shared>,
     identity: Identity,
-    /// The number of the inode in the table. 0 until the inode has entered the table.
     number: AtomicU64,
-    /// True if the inode is in the index of identities.
     is_indexed: AtomicBool,
     state: Mutex<State>,
 }
 
-/// The attributes of an inode, and the times of its changes. All fields are protected by
-/// `Inode::state`.
+/// All fields are protected by `Inode::state`.
 #[derive(Default)]
 struct State {
-    /// The attributes, if they are current (H.2).
+    /// Current attributes, if there are any (invariant H.2).
     attr: Option<Attr>,
-    /// The time at which the back end was asked for `attr`.
     asked: u64,
-    /// The number of changes of the inode under way.
     changing: u32,
-    /// The value of the server's clock, which counts ended changes, when the last change of the
-    /// inode ended.
+    /// Value of the server's clock, which counts ended changes, when the last change of the inode
+    /// ended.
     changed: u64,
-    /// For a directory: the number of changes of its names under way.
     names_changing: u32,
-    /// For a directory: the value of the server's clock when the last change of its names ended.
     names_changed: u64,
-    /// For a directory: the value of the server's clock when a notification last invalidated one of
-    /// its names.
     names_invalidated: u64,
 }
 
-/// The state that all inodes of a server share.
 pub(super) struct Shared {
     fs: Arc<dyn Forget>,
-    /// Counts the ends of changes.
     clock: AtomicU64,
-    /// The value of the server's clock when the last change of any dropped inode ended. New inodes
-    /// of the same file start with this value (invariant H.3).
+    /// Value of the clock when the last change of any dropped inode ended. New inodes of the same
+    /// file start with it (invariant H.3).
     evicted: AtomicU64,
     pub(super) identities: Identities,
 }
 
-/// The interface by which the destructor of an inode calls `forget` of the back end.
 trait Forget: Send + Sync {
     fn forget(&self, ino: u64, generation: u64);
 }
@@ -95,21 +81,17 @@ impl<F: AsyncFileSystem> Forget for F {
 /// As long as a clone of the node exists, the back end gets no `forget` for the inode.
 #[derive(Clone)]
 pub struct AsyncNode {
-    /// Is dropped before `node`. So the table drops the inode last.
+    /// Dropped before `node`, so that the table drops the inode last.
     inode: Arc<Inode>,
     node: OwnedTableNode<Inode>,
     handle: u64,
     caller: Caller,
 }
 
-/// A change of an inode under way (H.1).
 pub(super) struct Change {
     node: AsyncNode,
-    /// True for a change of names of the directory.
     is_of_names: bool,
-    /// The time at which the change began.
     began: u64,
-    /// The attributes after the change, if they are known.
     attr: Option<Attr>,
 }
 
@@ -119,26 +101,29 @@ impl Shared {
         Arc::new(Shared { fs, clock, evicted, identities: Identities::new() })
     }
 
-    /// Returns the value of the server's clock, which counts ended changes. A request reads the
-    /// clock before it calls the back end.
+    /// The value of the clock, which counts ended changes. A request reads it before it calls the
+    /// back end.
     pub(super) fn now(&self) -> u64 {
-        // ORDERING: SeqCst. If the time that a request reads is at or after the end of a change,
-        // the request calls the back end after the end of the change.
+        // ORDERING: SeqCst. `tick` adds one at the end of a change. A request that reads the new
+        // value calls the back end only after the change, or an old answer would be cached. The
+        // clock and `evicted` are compared, so their accesses need one order.
         self.clock.load(Ordering::SeqCst)
     }
 
     fn tick(&self) -> u64 {
-        // ORDERING: SeqCst. See `now`.
+        // ORDERING: SeqCst. `now` reads the clock before the back end is called. The addition must
+        // come after the change, in one order with the accesses of `evicted`; otherwise an old
+        // answer would be cached.
         self.clock.fetch_add(1, Ordering::SeqCst) + 1
     }
 }
 
 impl Inode {
-    /// Returns an inode for a file that the back end has returned. `known` tells whether an earlier
-    /// inode of the same file exists, which the table may be dropping.
     pub(super) fn new(shared: &Arc<Shared>, attr: &Attr, known: &Known) -> Inode {
         let changed = match known {
-            // ORDERING: SeqCst. As for the clock.
+            // ORDERING: SeqCst. The destructor of an inode raises `evicted` and then removes the
+            // inode from the index, where `known` did not find it. A smaller value would let old
+            // attributes be cached.
             Known::None => shared.evicted.load(Ordering::SeqCst),
             // The earlier inode has not yet raised `evicted`.
             Known::Dying | Known::Inode(_) => shared.now(),
@@ -156,43 +141,41 @@ impl Inode {
         self.identity
     }
 
-    /// Adds the inode to the index of identities, when it has entered the table. If another inode
-    /// of the same file is in the index, returns that one, which the table may be dropping.
+    /// If the index has another inode of the same file, returns that inode. The table may be
+    /// dropping it.
     pub(super) fn index(self: &Arc<Self>) -> Option<Arc<Inode>> {
-        // ORDERING: Relaxed. The flag guards no other data: it only selects the one thread that
+        // ORDERING: Relaxed. `is_indexed` guards no data: the swap only selects the one thread that
         // adds the inode.
         if self.is_indexed.swap(true, Ordering::Relaxed) {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Before this inode was added, another inode of the same file may have changed the file and
-        // left the index. `evicted` is at least the time at which that change ended (invariant
-        // H.3).
+        // Another inode of the same file may have changed the file and left the index before
+        // (invariant H.3).
         let mut state = self.state.lock();
-        // ORDERING: SeqCst. As for the clock.
+        // ORDERING: SeqCst. The destructor of another inode raises `evicted` and then removes the
+        // inode from the index. The load comes after `add`, so it sees the value; otherwise old
+        // attributes would be cached.
         state.changed = state.changed.max(self.shared.evicted.load(Ordering::SeqCst));
         drop(state);
         other
     }
 
-    /// Makes new names of the file get this inode instead of `earlier`, which the table has
-    /// dropped. If they already get a third inode, returns the third inode.
     pub(super) fn replace(self: &Arc<Self>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         self.shared.identities.replace(self, earlier)
     }
 
-    /// Returns true if the inode has the identity in `attr`, or if the back end has no identities.
     pub(super) fn is(&self, attr: &Attr) -> bool {
         self.identity == (attr.ino, attr.generation)
     }
 
-    /// Returns the number of the inode in the table.
     pub(super) fn number(&self) -> u64 {
-        // ORDERING: Relaxed. The number is set before any other thread can find the inode.
+        // ORDERING: Relaxed. `AsyncNode::new` stores the number before another thread can find the
+        // inode.
         self.number.load(Ordering::Relaxed)
     }
 
-    /// Drops the cached attributes, because they have changed without this server.
+    /// Called when the attributes have changed without this server.
     pub(super) fn invalidate_attributes(&self) {
         let mut state = self.state.lock();
         (state.attr, state.changed) = (None, self.shared.tick());
@@ -202,13 +185,14 @@ impl Inode {
 impl Drop for Inode {
     fn drop(&mut self) {
         let changed = self.state.get_mut().changed;
-        // ORDERING: SeqCst. As for the clock.
+        // ORDERING: SeqCst. `new` and `index` load `evicted` after the inode has left the index, so
+        // it must be raised before. Otherwise a new inode of the file would cache old attributes.
         self.shared.evicted.fetch_max(changed, Ordering::SeqCst);
         let (ino, generation) = self.identity;
         let forget = || {
             let forget = AssertUnwindSafe(|| self.shared.fs.forget(ino, generation));
-            // Ignore a panic, whose message the panic hook has printed. The panic must not end the
-            // thread, which may be evicting many inodes.
+            // A panic must not end the thread, which may be evicting many inodes. The panic hook
+            // has printed its message.
             let _ = catch_unwind(forget);
         };
         if *self.is_indexed.get_mut() {
@@ -221,12 +205,11 @@ impl Drop for Inode {
 }
 
 impl AsyncNode {
-    /// Returns the node that the table has just found or entered.
     pub(super) fn new(node: OwnedTableNode<Inode>) -> AsyncNode {
         let table_node = node.get();
         let (inode, number) = (table_node.data(), table_node.ino());
         drop(table_node);
-        // ORDERING: Relaxed. See `Inode::number`. All threads store the same number.
+        // ORDERING: Relaxed. All threads store the same number, which `number` loads.
         inode.number.store(number, Ordering::Relaxed);
         let caller = Caller { uid: 0, gid: 0, pid: 0 };
         AsyncNode { inode, node, handle: 0, caller }
@@ -278,7 +261,6 @@ impl AsyncNode {
         self.node.get().path()
     }
 
-    /// Returns the number of the inode in the table, which is its node number in the protocol.
     pub(super) fn number(&self) -> u64 {
         self.inode.number()
     }
@@ -291,13 +273,10 @@ impl AsyncNode {
         &self.inode
     }
 
-    /// Returns the cached attributes.
     pub(super) fn cached(&self) -> Option<Attr> {
         self.inode.state.lock().attr
     }
 
-    /// Caches `attr`, which the server requested at the time `asked`. If the attributes are no
-    /// longer current, caches nothing and returns false.
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
         let is_current = state.changing == 0 && state.changed <= asked && state.asked <= asked;
@@ -307,7 +286,6 @@ impl AsyncNode {
         is_current
     }
 
-    /// Begins a change of the inode.
     pub(super) fn change(&self) -> Change {
         self.begin(false)
     }
@@ -326,9 +304,8 @@ impl AsyncNode {
         Change { node: self.clone(), is_of_names, began, attr: None }
     }
 
-    /// Calls `enter`, which enters a listed name of this directory into the table. Does nothing if
-    /// a name of the directory has changed since the time `asked`, or is being changed. No change
-    /// of names can begin during the call.
+    /// Calls `enter`, which enters a listed name, unless a name of the directory may have changed
+    /// since the page was requested.
     pub(super) fn enter_listed<T>(&self, asked: u64, enter: impl FnOnce() -> T) -> Option<T> {
         let state = self.inode.state.lock();
         let is_current = state.names_changing == 0
@@ -337,15 +314,12 @@ impl AsyncNode {
         is_current.then(enter)
     }
 
-    /// Calls `enter`, which enters the answer for a name into the table. During this call, no
-    /// notification invalidates a name of this directory.
+    /// During `enter`, no notification invalidates a name of this directory.
     pub(super) fn enter_found<T>(&self, enter: impl FnOnce() -> T) -> T {
         let _state = self.inode.state.lock();
         enter()
     }
 
-    /// Calls `invalidate`, which drops a name of this directory from the table. Afterwards, no
-    /// names are entered from pages of a listing that were requested earlier.
     pub(super) fn invalidate_name<T>(&self, invalidate: impl FnOnce() -> T) -> T {
         let mut state = self.inode.state.lock();
         state.names_invalidated = self.inode.shared.tick();
@@ -354,12 +328,10 @@ impl AsyncNode {
 }
 
 impl Change {
-    /// Returns the time at which the change began.
     pub(super) fn began(&self) -> u64 {
         self.began
     }
 
-    /// Ends the change. `attr` are the attributes after it.
     pub(super) fn end_with(mut self, attr: Attr) {
         self.attr = Some(attr);
     }
@@ -370,8 +342,8 @@ impl Drop for Change {
         let shared = &self.node.inode.shared;
         let mut state = self.node.inode.state.lock();
         state.changing -= 1;
-        // If two changes of the inode overlap, it is unknown which of them has the newer
-        // attributes, so cache neither.
+        // If two changes of an inode overlap, it is unknown which of them has the newer attributes,
+        // so cache neither.
         let is_alone = state.changing == 0 && state.changed <= self.began;
         state.attr = self.attr.filter(|_| is_alone);
         state.changed = shared.tick();

@@ -14,31 +14,24 @@ use crate::options::Ownership;
 use crate::service::{Dispatch, Outcome, Reply, Service as _};
 use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
 
-/// The first error number that the kernel does not accept in an answer.
 const ERRNO_END: i32 = 512;
-/// The flag of an answer to an open: the kernel keeps its cached pages.
+/// The kernel keeps its cached pages.
 const FOPEN_KEEP_CACHE: u32 = 1 << 1;
-/// The flag of an answer to an opendir: the kernel caches the entries of the directory.
+/// The kernel caches the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
-/// Serves the requests of a connection.
 pub(super) struct AsyncDispatcher<F: AsyncFileSystem> {
     server: Arc<AsyncServer<F>>,
     payload_bytes: usize,
     features: Features,
-    /// True if the kernel need not send opens.
     opens_are_free: bool,
 }
 
-/// The result of an attempt to answer a request from the cache.
 pub(super) type Cached = Result<(), Miss>;
 
-/// Tells why the cache has not answered a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Miss {
-    /// The back end must be asked.
     Later,
-    /// The request fails.
     Error(Errno),
 }
 
@@ -58,7 +51,6 @@ impl<F: AsyncFileSystem> AsyncDispatcher<F> {
         AsyncDispatcher { server, payload_bytes, features, opens_are_free }
     }
 
-    /// Answers a request without the back end.
     fn answer(&self, message: &Message<'_>, body: &mut Body<'_>) -> Cached {
         let server = &self.server;
         match message.header.opcode {
@@ -85,12 +77,11 @@ impl<F: AsyncFileSystem> AsyncDispatcher<F> {
                 Err(Errno::NOSYS.into())
             }
             opcode if is_known(opcode) => Err(Miss::Later),
-            // The kernel does not send the operation again after this error.
+            // After this error the kernel does not send the operation again.
             _ => Err(Errno::NOSYS.into()),
         }
     }
 
-    /// Returns the flags of an answer that opens a file.
     fn open_flags(&self, opened: Opened) -> u32 {
         let keep = self.server.options().ownership == Ownership::Exclusive;
         opened.flags.bits() | if keep { FOPEN_KEEP_CACHE } else { 0 }
@@ -110,8 +101,8 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
                 let forget = AssertUnwindSafe(|| self.server.forget(message));
-                // Ignore a panic of the back end's `forget`, whose message the panic hook has
-                // printed: a forget has no answer.
+                // A forget has no answer. If the back end's `forget` panics, the panic hook has
+                // printed the message.
                 let _ = catch_unwind(forget);
                 return Outcome::Silent;
             }
@@ -148,7 +139,6 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
                     }
                     Err(error) => reply(Err(accepted(error))),
                 },
-                // The client was killed, and does not get the answer.
                 None => {
                     request.set_stale();
                     if let Some(opened) = result.ok().and_then(|answer| answer.opened) {
@@ -161,7 +151,6 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
 }
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
-    /// Runs a request. `flags` are the open flags for an answer that opens a file.
     async fn run(
         &self,
         owned: &OwnedMessage,
@@ -215,12 +204,10 @@ impl<F: AsyncFileSystem> fmt::Debug for AsyncDispatcher<F> {
     }
 }
 
-/// Returns an error that the kernel accepts in an answer.
 fn accepted(error: Errno) -> Errno {
     if error.raw_os_error() < ERRNO_END { error } else { Errno::IO }
 }
 
-/// Returns true if a future serves the operation.
 fn is_known(opcode: Opcode) -> bool {
     matches!(
         opcode,

@@ -84,21 +84,15 @@ pub struct AsyncServer<F> {
     pub(super) lock_owners: LockOwners,
 }
 
-/// A key that requests lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Key {
-    /// A name in the directory with this number.
     Name(u64, Box<[u8]>),
-    /// The attributes of the inode with this number.
     Attributes(u64),
-    /// The changes of attributes of the inode with this number.
     SetAttributes(u64),
 }
 
-/// An answer of the back end, and the time of the server's clock at which it was requested.
 pub(super) type Fetched = Result<(Attr, u64), Errno>;
 
-/// An inode and its attributes, for an answer.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) node: AsyncNode,
@@ -111,13 +105,9 @@ pub(super) struct Found {
     pub(super) is_entry_current: bool,
 }
 
-/// Tells how a name of the back end's answer enters the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entering {
-    /// A lookup has found the name.
     Found,
-    /// The request has just made the file. If the table has an inode under this name, that inode
-    /// belongs to another file.
     Made,
 }
 
@@ -139,7 +129,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let (sender, receiver) = channel();
         let asked = Arc::clone(&fs);
         spawn.spawn(Box::pin(async move {
-            // Ignore an error: the receiver waits for this message.
             let _ = sender.send(asked.root().await);
         }));
         let root = receiver.recv().map_err(|_| Errno::IO)??;
@@ -160,7 +149,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             lock_owners: LockOwners::default(),
             options,
         };
-        // Give the root its number.
         let root = server.node(ROOT_NODE)?;
         let _ = root.inode().index();
         drop(root);
@@ -181,13 +169,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.options.ownership == Ownership::Exclusive
     }
 
-    /// Returns the node with this number.
     pub(super) fn node(&self, number: u64) -> Result<AsyncNode, Errno> {
         let node = self.table.get(number)?;
         Ok(AsyncNode::new(self.table.owned(node)))
     }
 
-    /// Returns the node of a request.
     pub(super) fn file(&self, message: &Message<'_>) -> Result<AsyncNode, Errno> {
         self.other(message, message.header.node)
     }
@@ -200,21 +186,18 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.fs.has_open_state() || self.fs.has_locks()
     }
 
-    /// Returns the attributes of an answer. Programs see the back end's number. The kernel sees the
-    /// generation 0, because the table never uses a number again.
+    /// Programs see the inode number of the back end. The kernel sees generation 0, because the
+    /// table never uses a number again.
     pub(super) fn shown(node: &AsyncNode, attr: &Attr) -> Attr {
         attr.with_ino(node.ino()).with_generation(0)
     }
 
-    /// Returns the timeouts of an answer with these attributes.
     pub(super) fn timeouts(&self, attr: &Attr, is_current: bool) -> Timeouts {
         let timeouts = self.timeouts.set_by(attr);
         if is_current { timeouts } else { timeouts.without_attributes() }
     }
 
-    /// Returns the child `name` of `dir` with its attributes from the cache. Returns `None` if one
-    /// of them is not cached. Also returns `None` if other programs may change files, because the
-    /// cached answer may then be old.
+    /// Returns `None` if other programs may change files, because a cached answer may then be old.
     pub(super) fn cached_child(&self, dir: u64, name: &[u8]) -> Option<Found> {
         if !self.is_exclusive() {
             return None;
@@ -224,11 +207,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Some(Found { node, attr, is_current: true, is_entry_current: true })
     }
 
-    /// Enters an answer of the back end for `name` in `dir` into the table. The caller holds the
-    /// lock of the name, so the name does not change meanwhile.
-    ///
-    /// # Errors
-    /// The errors of [`InodeTable::entered_if`] and [`InodeTable::linked`].
     pub(super) fn enter(
         &self,
         dir: &AsyncNode,
@@ -244,9 +222,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 return Ok(AsyncNode::new(self.table.owned(node)));
             }
             if node.kind() == FileKind::Directory {
-                // Another machine may have renamed the old directory, and clients may still use
-                // files in it. Removing the directory from the table would make these files
-                // unusable, so only invalidate its name.
+                // Another machine may have renamed the directory. Removing it from the table would
+                // make files in it unusable, so only invalidate its name.
                 self.table.invalidated(&dir, name)?;
             }
         }
@@ -262,7 +239,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let inode = Inode::new(&self.shared, attr, &known);
         let node = self.table.entered_if(&dir, name, attr.kind(), inode, is_same)?;
         let node = AsyncNode::new(self.table.owned(node));
-        // Another request may have entered the file by another name meanwhile.
         let mut other = node.inode().index();
         while let Some(inode) = other {
             if let Some(first) = self.usable(&inode, attr) {
@@ -274,8 +250,6 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(node)
     }
 
-    /// Enters a further name of a file that the table knows already. If the table cannot enter the
-    /// name, the next lookup asks the back end again.
     fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
         if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
             log::debug!("a name is not cached: {error}");
@@ -286,8 +260,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.node(inode.number()).ok().filter(|node| node.kind() == attr.kind())
     }
 
-    /// Returns the group and the mode of a new file in `dir`. A file in a directory with
-    /// set-group-ID gets the directory's group, and a directory also gets the bit.
+    /// In a directory with set-group-ID, a file gets the group of the directory, and a directory
+    /// also gets the bit.
     pub(super) async fn inherited(
         &self,
         dir: &AsyncNode,
@@ -348,13 +322,11 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn translate(&self, number: u64) -> u64 {
-        // The table numbers its root 1, like the protocol.
         number
     }
 
     fn waits(&self) -> bool {
-        // Prefer `/dev/fuse`. Over io_uring, each request under way would keep one of the few
-        // entries of a ring.
+        // Over io_uring, each request under way would keep one of the few entries of a ring.
         true
     }
 
@@ -384,7 +356,6 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64> {
         let mut numbers = self.shared.identities.numbers(ino);
-        // If the back end has no number for a file, `ino` is the number in the table.
         if self.node(ino).is_ok_and(|node| node.ino() == ino) {
             numbers.push(ino);
         }
@@ -392,9 +363,8 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
-        // First invalidate the calls under way, so that their answers cannot enter the table any
-        // more. Then drop the names. This also drops an answer that has entered the table just
-        // before.
+        // First invalidate the calls under way, so that their answers cannot enter the table. Then
+        // drop the names, also those that have entered it just before.
         self.flights.invalidate_all();
         self.table.cache().invalidate_all(&mut |number, kind| {
             if let Ok(node) = self.node(number) {

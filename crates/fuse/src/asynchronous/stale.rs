@@ -17,17 +17,15 @@ use corewalk_base::primitives::thread;
 use crate::mount::Pages;
 use crate::notify::Notifier;
 
-/// The nodes and names that a request changes.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// Node numbers, and whether the content of the file changes too.
+    /// `Pages` says whether the content of the file changes too.
     pub(super) nodes: Vec<(u64, Pages)>,
-    /// Names, each with the node number of its directory.
     pub(super) names: Vec<(u64, Box<[u8]>)>,
 }
 
-/// Makes the kernel drop cached answers. It starts at most two threads: one for nodes, and one for
-/// names, because a name may have to wait for a lock of the kernel.
+/// Starts at most two threads: one for nodes, and one for names, which may have to wait for a lock
+/// of the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
     notifier: OnceLock<Notifier>,
@@ -35,11 +33,10 @@ pub(super) struct Stale {
     names: Queue<(u64, Box<[u8]>)>,
 }
 
-/// Notifications that a thread sends.
 #[derive(Debug)]
 struct Queue<T> {
-    /// The notifications. The `bool` is true while a thread sends them. Protected by its own mutex.
-    /// A thread that holds it takes no other lock.
+    /// The notifications, and true while a thread sends them. Protected by its own mutex, under
+    /// which no other lock is taken.
     waiting: Mutex<(Vec<T>, bool)>,
 }
 
@@ -50,14 +47,12 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds notifications. Returns true if the caller must start a thread that sends them.
     fn add(&self, more: Vec<T>) -> bool {
         let mut waiting = self.waiting.lock();
         waiting.0.extend(more);
         !waiting.0.is_empty() && !std::mem::replace(&mut waiting.1, true)
     }
 
-    /// Sends notifications until there are no more.
     fn send_all(&self, send: impl Fn(T)) {
         loop {
             let mut waiting = self.waiting.lock();
@@ -71,7 +66,6 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Notes that the thread could not be started.
     fn has_no_thread(&self) {
         self.waiting.lock().1 = false;
     }
@@ -83,7 +77,7 @@ impl Stale {
         debug_assert!(is_first, "a server is mounted once");
     }
 
-    /// Makes the kernel drop its cached answers about `touched`. Does not wait for the kernel.
+    /// Does not wait for the kernel.
     pub(super) fn drop_later(self: &Arc<Self>, touched: Touched) {
         if self.nodes.add(touched.nodes) {
             let this = Arc::clone(self);
@@ -106,7 +100,6 @@ impl Stale {
     }
 }
 
-/// Starts a thread. Logs an error.
 fn start(run: impl FnOnce() + Send + 'static) -> Result<(), ()> {
     let builder = thread::Builder::new().name("corewalk-stale".into());
     builder.spawn(run).map(drop).map_err(|error| {

@@ -16,21 +16,17 @@ use crate::options::{Options, ReaddirPlus};
 use crate::service::{Dispatch as _, Outcome};
 use crate::wire::{Features, Init, Message, Opcode};
 
-/// How long a test waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROOT: u64 = crate::server::ROOT_NODE;
-/// A pid that no process has, since all pids are below 2^22. A request of it counts as killed.
+/// All pids are below 2^22, so a request of this pid counts as killed.
 const KILLED: u32 = u32::MAX;
-/// The first byte of the locked range of a special request: the back end grants this lock, but its
-/// answer is lost.
+/// The back end grants this lock, but its answer is lost.
 const LOST_LOCK: u64 = 99;
-/// The size of a buffer for entries, in bytes.
 const LISTING_BYTES: u32 = 4096;
 
-/// A back end with one file that has the two names `f` and `g`. Some of its answers are invalid.
+/// A back end with one file, which has the names `f` and `g`. Some of its answers are invalid.
 #[derive(Default)]
 struct Fake {
-    /// The calls in their order.
     calls: Mutex<Vec<String>>,
     /// Closed while calls with the name `slow` must wait.
     gate: Arc<Gate>,
@@ -38,7 +34,6 @@ struct Fake {
     is_renamed: AtomicBool,
 }
 
-/// A gate at which calls wait.
 #[derive(Default)]
 struct Gate {
     is_closed: Mutex<bool>,
@@ -51,7 +46,6 @@ impl Gate {
         self.opened.notify_all();
     }
 
-    /// Waits until the test opens the gate. This blocks one of the threads of the runtime.
     fn pass(&self) {
         let mut is_closed = self.is_closed.lock();
         while *is_closed {
@@ -80,7 +74,8 @@ impl AsyncFileSystem for Fake {
         match name.as_bytes() {
             b"f" | b"g" => Ok(file()),
             b"turns" => Ok(Attr::file(8, 1)),
-            // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request.
+            // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request, so
+            // `lookup` sees the value.
             b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
             b"slow" => {
                 self.gate.pass();
@@ -169,7 +164,6 @@ impl AsyncFileSystem for Fake {
     }
 }
 
-/// A server with its runtime.
 struct Rig {
     fs: Arc<Fake>,
     server: Arc<AsyncServer<Fake>>,
@@ -195,7 +189,6 @@ impl Rig {
         Rig { fs, server, dispatcher, _runtime: runtime }
     }
 
-    /// Serves a message. The answer arrives at the returned receiver.
     fn send(&self, bytes: &[u8]) -> Receiver<Result<Vec<u8>, Errno>> {
         let (sender, answer) = channel();
         let mut buffer = vec![0; 64 << 10];
@@ -207,7 +200,6 @@ impl Rig {
             Outcome::Silent => {}
             Outcome::Later => {
                 let reply = move |body: Result<&[u8], Errno>| {
-                    // Ignore an error: the test may have ended.
                     let _ = sender.send(body.map(<[u8]>::to_vec));
                 };
                 self.dispatcher.serve_later(message.to_owned(), Box::new(reply));
@@ -262,7 +254,6 @@ fn create(name: &[u8], flags: u32) -> Vec<u8> {
     [&words.map(u32::to_ne_bytes).concat()[..], name].concat()
 }
 
-/// Lists the root from `offset` with attributes. Returns pairs of node number and generation.
 fn list(rig: &Rig, handle: u64, offset: u64) -> Result<Vec<(u64, u64)>, Errno> {
     let mut words = args(&[handle, offset]);
     words.extend(LISTING_BYTES.to_ne_bytes());
@@ -282,13 +273,11 @@ fn two_names_of_a_file_are_one_node_with_one_generation() {
     let rig = Rig::new(Options::exclusive().with_readdirplus(ReaddirPlus::Always));
     let body = rig.serve(Opcode::LOOKUP, ROOT, b"f\0").unwrap();
     let (node, generation) = (word(&body, 0), word(&body, 8));
-    // The attributes have the back end's number.
     assert_eq!((generation, word(&body, 40)), (0, 5));
     assert_eq!(rig.lookup(b"g\0"), Ok(node));
     let opened = rig.serve(Opcode::OPENDIR, ROOT, &[0; 8]).unwrap();
     let entries = list(&rig, word(&opened, 0), 0).unwrap();
     assert_eq!(entries[2..], [(node, 0), (node, 0)]);
-    // Four lookups were counted.
     let table = &rig.server.table;
     assert!(!table.forget(node, 5) && table.forget(node, 4));
 }
@@ -305,8 +294,8 @@ fn wrong_entries_of_a_listing_are_errors() {
     assert_eq!(list(&rig, handle + 1, 0), Err(Errno::BADF));
 }
 
-/// Checks that attributes of another kind of file, a link target that is too long and too many
-/// bytes of a read do not reach the kernel.
+/// Attributes of a wrong kind, a link target that is too long, and too many bytes of a read must
+/// not reach the kernel.
 #[test]
 fn wrong_answers_of_the_back_end_are_errors() {
     let rig = Rig::new(Options::shared());
@@ -320,8 +309,8 @@ fn wrong_answers_of_the_back_end_are_errors() {
     assert_eq!(rig.serve(Opcode::CREATE, ROOT, &create(b"wrong\0", 0)), Err(Errno::IO));
 }
 
-/// If another machine has made the file that a request creates, the server must leave the open to
-/// the kernel, which checks the permission.
+/// If another machine has made the file, the server must leave the open to the kernel, which checks
+/// the permission.
 #[test]
 fn file_of_another_machine_is_not_opened_without_a_permission_check() {
     let rig = Rig::new(Options::shared());
@@ -331,13 +320,14 @@ fn file_of_another_machine_is_not_opened_without_a_permission_check() {
     assert!(!rig.taken_calls().iter().any(|call| call.starts_with("open")));
 }
 
-/// A client has a directory open that another machine has renamed. A lookup of the old name finds
-/// nothing. The client must still find and make files in the directory.
+/// A lookup of a directory's old name fails after another machine has renamed it. A client must
+/// still find and make files in the directory.
 #[test]
 fn directory_that_another_machine_has_renamed_can_be_used() {
     let rig = Rig::new(Options::shared());
     let dir = rig.lookup(b"dir\0").unwrap();
-    // ORDERING: Relaxed. See `Fake::lookup`.
+    // ORDERING: Relaxed. `Fake::lookup` loads `is_renamed` for a request that the test sends later,
+    // so it sees the value.
     rig.fs.is_renamed.store(true, Ordering::Relaxed);
     assert_eq!(rig.lookup(b"dir\0"), Err(Errno::NOENT));
     rig.serve(Opcode::LOOKUP, dir, b"f\0").expect("a file in the directory");
@@ -364,7 +354,7 @@ fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
 }
 
-/// Checks that the back end does not get the flags of open(2) that have already taken effect.
+/// The kernel has already handled these flags of open(2), so the back end must not get them.
 #[test]
 fn created_file_is_opened_without_the_flags_of_its_creation() {
     let rig = Rig::new(Options::exclusive());
@@ -375,8 +365,7 @@ fn created_file_is_opened_without_the_flags_of_its_creation() {
     assert_eq!(rig.taken_calls().last(), Some(&opened));
 }
 
-/// Checks that fsync(2) of a directory reaches the back end. Its handle belongs to the server, so
-/// the back end must not get it.
+/// The handle of an open directory belongs to the server, so the back end must not get it.
 #[test]
 fn fsync_of_a_directory_reaches_the_back_end() {
     let rig = Rig::new(Options::exclusive());
@@ -429,7 +418,6 @@ fn lock_that_is_granted_beside_a_signal_is_a_success() {
     let node = rig.lookup(b"f\0").unwrap();
     rig.taken_calls();
     rig.fs.gate.set_closed(true);
-    // A write lock of the bytes 3 to 9 of the owner 77.
     let lock = args(&[0, 77, 3, 9, 1, 0]);
     let answer = rig.send(&message(Opcode::SETLKW, node, 42, 1, &lock));
     rig.wait_for("the request waits", |rig| !rig.fs.calls.lock().is_empty());
@@ -439,9 +427,8 @@ fn lock_that_is_granted_beside_a_signal_is_a_success() {
     assert_eq!(rig.taken_calls(), ["Write 3 to 9"]);
 }
 
-/// Checks that a lock ends with the release of its open file. The back end grants the lock, but its
-/// answer is lost. For a lock of an open file description, the kernel sends no flush that would end
-/// it.
+/// The back end grants a lock, but its answer is lost. The lock must end with its open file: for a
+/// lock of an open file description, the kernel sends no flush.
 #[test]
 fn lock_whose_answer_was_lost_ends_with_its_file() {
     let rig = Rig::new(Options::exclusive());
@@ -461,8 +448,8 @@ fn flush_of_a_killed_client_is_not_dropped() {
     let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
     let flush = rig.send(&message(Opcode::FLUSH, node, 42, KILLED, &args(&[0, 0, 77])));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
-    // The server may run one request at a time, and the lookup is running. A request that waits for
-    // a lock must start nevertheless, because the limit does not count it.
+    // A request that waits for a lock does not count for the limit, and must start although another
+    // request runs.
     rig.taken_calls();
     let lock = rig.send(&message(Opcode::SETLKW, node, 44, 1, &args(&[0, 77, 3, 9, 1, 0])));
     rig.wait_for("the lock is requested", |rig| {
@@ -489,7 +476,6 @@ fn end_of_the_connection_ends_queued_requests() {
         assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
     }
     fs.gate.set_closed(false);
-    // A file that is being closed must still be closed.
     assert_eq!(release.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
     while server.under_way() > 0 {
         thread::sleep(Duration::from_millis(1));
@@ -497,8 +483,8 @@ fn end_of_the_connection_ends_queued_requests() {
     assert_eq!(Arc::strong_count(&server), 1, "nothing keeps the server");
 }
 
-/// If one name of a file is removed, the attributes that are cached for its other name must change
-/// too. This must hold even if the table no longer has the removed name. Trap T25.
+/// The removal of one name of a file must change the attributes cached for its other name. The
+/// table may no longer have the removed name. Trap T25.
 #[test]
 fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     let rig = Rig::new(Options::exclusive());
@@ -515,7 +501,6 @@ fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     assert_eq!(rig.taken_calls().last().map(String::as_str), Some("getattr 5"));
 }
 
-/// The index must know a file until its last inode is dropped, and must then call `forget` once.
 #[test]
 fn inode_that_the_table_drops_leaves_the_index() {
     let rig = Rig::new(Options::exclusive());
@@ -529,8 +514,7 @@ fn inode_that_the_table_drops_leaves_the_index() {
     assert_eq!(rig.server.shared.identities.numbers(5), [again]);
 }
 
-/// The cache must refuse attributes that the server requested before the end of a change. It must
-/// also refuse attributes that are older than the cached ones.
+/// The cache must refuse attributes that were requested before a change has ended.
 #[test]
 fn trap_t25_only_current_attributes_are_stored() {
     let rig = Rig::new(Options::exclusive());

@@ -4,17 +4,17 @@
 //! futures run. Further requests wait in a queue.
 //!
 //! # The end of a request
-//! [`Request::take_reply`] gives out the reply once. So a request that ends and is cancelled at the
-//! same time gets exactly one answer. When a future ends, it drops its [`Running`], whose
-//! destructor has two tasks:
-//! - If the future has not answered, it answers: with `EINTR` after a cancellation, and with `EIO`
+//! A request and its cancellation may end at the same time. [`Request::take_reply`] gives out the
+//! reply once, so there is exactly one answer. When a future ends, the destructor of its
+//! [`Running`] has two tasks:
+//! - If the future has sent no answer, the destructor does: `EINTR` after a cancellation, and `EIO`
 //!   after a panic.
 //! - It starts the next request of the queue.
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something:
 //! - Until then, a cancelled request is dropped.
-//! - Afterwards, the future runs to its end. If it changes the content of a file, even a killed
-//!   client waits for that end. Otherwise the change could overwrite that of a later request.
+//! - After `begin`, the future runs to its end. Even a killed client waits for that end if the
+//!   content of a file changes. Otherwise the change could overwrite that of a later request.
 //!
 //! # Locks
 //! The mutex of a request may be locked under that of the queue. Neither is held while a future is
@@ -38,15 +38,12 @@ use crate::mount::Pages;
 use crate::service::Reply;
 use crate::wire::{Header, Opcode};
 
-/// All requests that have a future.
 pub(super) struct UnderWay {
     spawn: Box<dyn Spawn>,
     running_max: usize,
     interrupts: Interrupts,
     queue: Mutex<Queue>,
-    /// The number of calls of `start_waiting` that are not handled yet. The thread that raises it
-    /// from 0 to 1 starts the queued requests, and it does so for the calls of all other threads
-    /// too.
+    /// Number of calls of `start_waiting` that are not handled yet.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }
@@ -54,41 +51,32 @@ pub(super) struct UnderWay {
 /// All fields are protected by `UnderWay::queue`.
 #[derive(Default)]
 struct Queue {
-    /// The number of futures that run.
     running: usize,
     waiting: VecDeque<(Arc<Request>, BoxedFuture)>,
 }
 
-/// A request that has a future.
 pub(super) struct Request {
     unique: u64,
-    /// The thread that waits for the answer.
     pid: u32,
     cancelled_by: CancelledBy,
     state: Mutex<State>,
     abort: AbortHandle,
-    /// True if the request counts in `Queue::running`.
     runs: AtomicBool,
 }
 
-/// All fields are protected by `Request::state`.
+/// Protected by `Request::state`.
 struct State {
-    /// Sends the answer. `None` if the answer was sent.
     reply: Option<Reply>,
-    /// True if the future has begun to change something.
     has_begun: bool,
-    /// True if the future has begun to change the content of a file.
     changes_content: bool,
-    /// True if the request was cancelled.
     is_cancelled: bool,
-    /// The nodes and names that the request changes.
     touched: Touched,
-    /// True if the kernel must drop its cached answers about `touched`, because the answer does not
+    /// True if the kernel must drop what it has cached about `touched`, because the answer does not
     /// tell it what has changed.
     is_stale: bool,
 }
 
-/// A future that runs. Dropping the value ends the request.
+/// Dropping the value ends the request.
 struct Running {
     under_way: Arc<UnderWay>,
     request: Arc<Request>,
@@ -106,7 +94,6 @@ impl UnderWay {
         })
     }
 
-    /// Returns the number of requests.
     pub(super) fn len(&self) -> usize {
         self.interrupts.len()
     }
@@ -115,8 +102,8 @@ impl UnderWay {
         &self.stale
     }
 
-    /// Runs the future that `serve` returns for a request, or queues it. The request owns `reply`.
-    /// The future answers by taking the reply from the request.
+    /// If too many futures run, the new one is queued. It answers by taking the reply from the
+    /// request.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
         self: &Arc<Self>,
         header: Header,
@@ -161,9 +148,9 @@ impl UnderWay {
     }
 
     fn start_waiting(&self) {
-        // ORDERING: SeqCst. The thread that finds 0 starts the queued requests. Any other thread
-        // adds to `starts` before the starting thread subtracts, so the starting thread checks the
-        // queue again.
+        // ORDERING: SeqCst. The thread that finds 0 starts the queued requests. Its `fetch_sub`
+        // sees each later addition to `starts`, and it checks the queue again. Otherwise a queued
+        // request might never start.
         if self.starts.fetch_add(1, Ordering::SeqCst) != 0 {
             return;
         }
@@ -172,13 +159,14 @@ impl UnderWay {
             while let Some(future) = self.next_waiting() {
                 self.spawn_caught(future);
             }
-            // ORDERING: SeqCst. See above.
+            // ORDERING: SeqCst. Another thread queues a request before its `fetch_add`. The
+            // `fetch_sub` returns the new count, and the loop checks the queue again; otherwise the
+            // request might never start.
             seen = self.starts.fetch_sub(seen, Ordering::SeqCst) - seen;
         }
     }
 
-    /// Passes a future to the runtime. A runtime that has ended may drop the future immediately, or
-    /// panic.
+    /// A runtime that has ended may drop the future immediately, or panic.
     fn spawn_caught(&self, future: BoxedFuture) {
         let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
         if catch_unwind(spawn).is_err() {
@@ -193,20 +181,18 @@ impl UnderWay {
         }
         let (request, future) = queue.waiting.pop_front()?;
         queue.running += 1;
-        // ORDERING: Relaxed. Only the future reads `runs`, and the runtime gets the future after
-        // this store.
+        // ORDERING: Relaxed. Only the future loads `runs`, in the destructor of `Running`, and the
+        // runtime gets the future after the store.
         request.runs.store(true, Ordering::Relaxed);
         Some(future)
     }
 
-    /// Handles the kernel's message that a signal has come to the thread that waits for a request.
     pub(super) fn interrupt(&self, unique: u64) {
         if self.interrupts.interrupt(unique) {
             self.drop_cancelled();
         }
     }
 
-    /// Drops the requests of the queue that were cancelled.
     fn drop_cancelled(&self) {
         let mut queue = self.queue.lock();
         let (dropped, kept) = std::mem::take(&mut queue.waiting)
@@ -218,7 +204,7 @@ impl UnderWay {
         drop(dropped);
     }
 
-    /// Ends all requests, because the connection has ended. Changes that have begun go on.
+    /// Called at the end of the connection. Changes that have begun go on.
     pub(super) fn end(&self) {
         let is_kept =
             |request: &Arc<dyn Interruptible>| request.cancelled_by() == CancelledBy::Nothing;
@@ -234,8 +220,7 @@ async fn run(
     registration: AbortRegistration,
     serve: impl Future<Output = ()> + Send,
 ) {
-    // Ignore an error: the future has panicked or was aborted, and the destructor of `running`
-    // sends the answer.
+    // If the future has panicked or was aborted, the destructor of `running` sends the answer.
     let _ = Abortable::new(AssertUnwindSafe(serve).catch_unwind(), registration).await;
     drop(running);
 }
@@ -245,8 +230,8 @@ impl Request {
         self.state.lock().reply.take()
     }
 
-    /// Begins a change of `node`. If `pages` is not `Pages::Keep`, the content of the file changes
-    /// too. From now on, a kill of the client does not drop the future.
+    /// Called by a future right before its first change. Afterwards, a kill of the client does not
+    /// drop the future.
     ///
     /// # Errors
     /// `EINTR` if the request was cancelled before.
@@ -261,7 +246,6 @@ impl Request {
         Ok(())
     }
 
-    /// Notes that the request changes a name.
     pub(super) fn touch_name(&self, dir: &AsyncNode, name: Name<'_>) {
         self.state.lock().touched.names.push((dir.number(), name.as_bytes().into()));
     }
@@ -270,14 +254,13 @@ impl Request {
         self.state.lock().is_stale = true;
     }
 
-    /// Returns true if the request was cancelled and has changed nothing.
     fn is_cancelled(&self) -> bool {
         let state = self.state.lock();
         state.is_cancelled && !state.has_begun
     }
 
-    /// Returns true if the request waits for a lock. Such a request does not count as running:
-    /// otherwise it could prevent the request that drops the lock.
+    /// A request that waits for a lock does not count as running. Otherwise it could prevent the
+    /// request that drops the lock.
     fn waits_for_lock(&self) -> bool {
         self.cancelled_by == CancelledBy::AnySignal
     }
@@ -296,7 +279,7 @@ impl Interruptible for Request {
         self.state.lock().reply.is_none()
     }
 
-    /// Cancels the request. Drops its future, unless the future has begun a change. Answers `EINTR`
+    /// Cancelling drops the future, unless it has begun a change. The client gets `EINTR`
     /// immediately, with two exceptions:
     /// - A request that changes the content of a file goes on as if it was not cancelled.
     /// - A request that waits for a lock answers when its future has ended. The future may get the
@@ -309,8 +292,8 @@ impl Interruptible for Request {
         state.is_cancelled = true;
         let reply = if self.waits_for_lock() { None } else { state.reply.take() };
         let has_begun = state.has_begun;
-        // The kernel must drop its cached answers: `EINTR` does not tell it what the change has
-        // done.
+        // `EINTR` does not tell the kernel what the change has done, so the kernel must drop what
+        // it has cached.
         state.is_stale |= has_begun;
         drop(state);
         if let Some(reply) = reply {
@@ -326,7 +309,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         let mut state = self.request.state.lock();
         let reply = state.reply.take();
-        // Without an answer, the future was dropped, or it has panicked.
         let is_stale = state.is_stale || reply.is_some();
         let error = if state.is_cancelled { Errno::INTR } else { Errno::IO };
         let touched = std::mem::take(&mut state.touched);
@@ -338,7 +320,8 @@ impl Drop for Running {
             self.under_way.stale.drop_later(touched);
         }
         self.under_way.interrupts.remove(self.request.unique);
-        // ORDERING: Relaxed. See `next_waiting`.
+        // ORDERING: Relaxed. `next_waiting` stored `runs` before the runtime got the future, so the
+        // load sees the value.
         if self.request.runs.load(Ordering::Relaxed) {
             self.under_way.queue.lock().running -= 1;
             self.under_way.start_waiting();

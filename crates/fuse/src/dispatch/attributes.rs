@@ -7,14 +7,12 @@ use super::Requests;
 use crate::server::{Change, SetId, XattrAnswer};
 use crate::wire::{Body, Message, Opcode};
 
-/// The handle in a getattr request is valid (`FUSE_GETATTR_FH`).
 pub(crate) const GETATTR_HANDLE: u32 = 1;
 
-/// The flag of a setxattr request that sets an ACL: clear set-group-ID
-/// (`FUSE_SETXATTR_ACL_KILL_SGID`).
+/// Clear set-group-ID (`FUSE_SETXATTR_ACL_KILL_SGID`).
 const ACL_KILL_SET_GROUP_ID: u32 = 1;
 
-/// Tells which fields of a `struct fuse_setattr_in` are valid (`FATTR_MODE` and so on).
+/// The valid fields of a `struct fuse_setattr_in` (`FATTR_MODE` and so on).
 struct Valid(u32);
 
 impl Valid {
@@ -34,13 +32,10 @@ impl Valid {
         self.0 & bit != 0
     }
 
-    /// Returns `value` if the field with the bit `bit` is valid.
     fn field<T>(&self, bit: u32, value: T) -> Option<T> {
         self.has(bit).then_some(value)
     }
 
-    /// Returns the time that a setattr request sets, or None if the bit `bit` says that the time is
-    /// not valid. If the bit `now` is set, it is the current time.
     fn time(&self, bit: u32, now: u32, time: Timespec) -> Option<SetTime> {
         let time = if self.has(now) { SetTime::Now } else { SetTime::At(time) };
         self.field(bit, time)
@@ -57,7 +52,6 @@ impl Requests {
         body.attr_out(self.timeouts.set_by(&attr).since(arrival).attr, &attr)
     }
 
-    /// Answers a request for attributes with the time of creation.
     pub(super) fn statx(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let mut args = message.args();
         let (flags, _reserved, handle) = (args.u32()?, args.u32()?, args.u64()?);
@@ -73,7 +67,6 @@ impl Requests {
         let set_id = self.set_id(message.args().u32()?, Valid::KILL_SET_ID);
         let mut change = Change::new(set).with_handle(handle).with_set_id(set_id);
         if change.is_empty() && self.passthrough.as_ref().is_some_and(|all| all.has(header.node)) {
-            // The write that may follow does not reach the server.
             change.set_id = SetId::Clear;
         }
         let attr = self.server.setattr(header.caller, header.node, change)?;
@@ -133,8 +126,6 @@ impl Requests {
     }
 }
 
-/// Reads the arguments of a request that sets attributes: the attributes to set, and the handle of
-/// the open file if the request has one.
 pub(crate) fn attributes_to_set(message: &Message<'_>) -> Result<(SetAttr, Option<u64>), Errno> {
     let mut args = message.args();
     let (valid, _padding) = (Valid(args.u32()?), args.u32()?);

@@ -9,19 +9,18 @@ use super::{FOPEN_CACHE_DIR, OPEN_KILL_SET_ID, Requests};
 use crate::server::WriteOrigin;
 use crate::wire::{Args, Body, Message, Opcode};
 
-/// The flag of a write request that writes back cached pages (`FUSE_WRITE_CACHE`).
 const WRITE_CACHE: u32 = 1;
-/// The flag of a write request: clear set-user-ID and set-group-ID (`FUSE_WRITE_KILL_SUIDGID`).
+/// Clear set-user-ID and set-group-ID (`FUSE_WRITE_KILL_SUIDGID`).
 const WRITE_KILL_SET_ID: u32 = 1 << 2;
-/// The flag of an fsync request for fdatasync(2) (`FUSE_FSYNC_FDATASYNC`).
 pub(crate) const FSYNC_DATA: u32 = 1;
-/// The flag of an answer to an open: the kernel reads and writes the registered file.
+/// The kernel reads and writes the registered file itself.
 const FOPEN_PASSTHROUGH: u32 = 1 << 7;
-/// The flags that an answer may have beside it (`FUSE_PASSTHROUGH_MASK`).
+/// With passthrough, the kernel refuses an answer to an open that has a flag outside this set
+/// (`FUSE_PASSTHROUGH_MASK`).
 const FOPEN_BESIDE: u32 =
     OpenFlags::DIRECT_IO.union(OpenFlags::NOFLUSH).union(OpenFlags::PARALLEL_DIRECT_WRITES).bits();
-/// The inode number of a listed entry whose lookup has failed, as libfuse reports it
-/// (`FUSE_UNKNOWN_INO`). The C library skips an entry with the number 0.
+/// The inode number of a listed entry whose lookup has failed, as in libfuse (`FUSE_UNKNOWN_INO`).
+/// The C library skips an entry with the number 0.
 pub(crate) const UNKNOWN_INO: u64 = 0xffff_ffff;
 
 impl Requests {
@@ -37,8 +36,6 @@ impl Requests {
         self.open_out((header.node, flags), opened, body)
     }
 
-    /// Writes the answer to an open of `node` with the open(2) flags `open_flags`. With
-    /// passthrough, the answer names the file of the host that the kernel uses.
     pub(super) fn open_out(
         &self,
         (node, open_flags): (u64, u32),
@@ -51,8 +48,6 @@ impl Requests {
             None => None,
         };
         match id {
-            // With passthrough, the kernel refuses an answer that contains any flag outside
-            // `FOPEN_BESIDE`.
             Some(id) => {
                 body.passed_out(opened.handle, flags & FOPEN_BESIDE | FOPEN_PASSTHROUGH, id)
             }
@@ -99,8 +94,8 @@ impl Requests {
         let mut args = message.args();
         let Range { handle, offset, size } = Range::of(&mut args)?.checked()?;
         let (write_flags, _lock_owner, flags) = (args.u32()?, args.u64()?, args.u32()?);
-        // Use the open file's flags in the write request. fcntl(2) may have changed `O_APPEND`
-        // since open(2).
+        // fcntl(2) may have changed `O_APPEND` since open(2), so use the flags of the write
+        // request.
         let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
         let origin = match write_flags & WRITE_CACHE {
             0 if appends => WriteOrigin::Append,
@@ -141,8 +136,8 @@ impl Requests {
         let Range { handle, offset, size } = Range::of(&mut message.args())?;
         let node = message.header.node;
         let listed = self.server.readdirplus(node, handle, offset, &mut |entry, attr| {
-            // An entry whose lookup failed, or that the kernel may not keep, has node number 0, and
-            // is sent without attributes. If a program uses the name, the kernel looks it up.
+            // The lookup has failed, or the kernel may not keep the entry. The kernel looks the
+            // name up when a program uses it.
             let (ino, found) = match entry.node {
                 0 if self.server.has_leases() => (attr.ino, None),
                 0 => (UNKNOWN_INO, None),
@@ -184,8 +179,7 @@ impl Requests {
         match header.opcode {
             Opcode::COPY_FILE_RANGE_64 => body.u64(copied),
             _ => {
-                // The number of copied bytes fits 32 bits, because the server copies at most 128
-                // MiB in one request.
+                // The server copies at most 128 MiB in one request, so the number fits 32 bits.
                 body.u32(u32::try_from(copied).unwrap_or(u32::MAX))?;
                 body.u32(0)
             }
@@ -193,7 +187,6 @@ impl Requests {
     }
 }
 
-/// The first arguments of a request that reads or writes.
 pub(crate) struct Range {
     pub(crate) handle: u64,
     pub(crate) offset: u64,
@@ -205,27 +198,21 @@ impl Range {
         Ok(Range { handle: args.u64()?, offset: args.u64()?, size: args.u32()? })
     }
 
-    /// Returns the range of a file.
-    ///
-    /// # Errors
-    /// `EINVAL` if [`offset`] refuses the offset. Do not call this method for a listing: the offset
-    /// in its request is a cookie, which may have any value.
+    /// `EINVAL` if [`offset`] refuses the offset. Do not call this method for a listing: its offset
+    /// is a cookie, which may have any value.
     pub(crate) fn checked(self) -> Result<Range, Errno> {
         offset(self.offset).map(|_| self)
     }
 }
 
-/// Returns an offset or a length of a file.
-///
-/// # Errors
 /// `EINVAL` if the offset or the length does not fit `loff_t`. So the back end can add the length
-/// of the data to a valid offset without an overflow.
+/// of the data to an offset without an overflow.
 pub(crate) fn offset(bytes: u64) -> Result<u64, Errno> {
     if i64::try_from(bytes).is_ok() { Ok(bytes) } else { Err(Errno::INVAL) }
 }
 
-/// Returns the result of a listing. If the listing has failed but the answer already contains
-/// entries, the result is a success with these entries.
+/// If a listing fails after some entries, the kernel must get these entries: their lookups are
+/// counted.
 fn unless_entries_were_taken(listed: Result<(), Errno>, body: &Body<'_>) -> Result<(), Errno> {
     if body.len() > 0 { Ok(()) } else { listed }
 }

@@ -1,8 +1,7 @@
 //! A fuzz test of FUSE requests. A request may contain any bytes, as if the kernel had sent them.
 //!
-//! The test checks that the dispatcher never panics. It also checks that every request gets an
-//! answer, except those that the kernel expects none for, such as a forget. The answer must fit the
-//! buffer of the transport.
+//! The dispatcher must never panic. Every request must get an answer that fits the buffer of the
+//! transport, unless the kernel expects none.
 
 use std::sync::mpsc::channel;
 
@@ -16,17 +15,12 @@ use crate::server::{NewFile, WriteOrigin};
 
 const ROOT: u64 = crate::server::ROOT_NODE;
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
-/// The node numbers in the messages of the fuzz corpus: a directory, a file in it, and a symbolic
-/// link.
+/// A directory, a file in it, and a symbolic link.
 const NODES: [u64; 3] = [2, 3, 4];
-/// The content of the file.
 const CONTENT: &[u8] = b"content";
-/// The length in bytes of the buffer in which io_uring delivers the fixed arguments.
 const OP_IN_BYTES: usize = 128;
-/// The number of changed messages.
 const RUNS: u64 = 5_000;
 
-/// Returns a dispatcher of a small file system.
 fn small() -> Arc<Dispatcher> {
     let fs = Tmpfs::new(TmpfsOptions::default().with_size_bytes(1 << 20).with_inodes_max(64));
     let dispatcher = dispatcher(Arc::new(fs));
@@ -44,7 +38,6 @@ fn small() -> Arc<Dispatcher> {
     dispatcher
 }
 
-/// Serves a message. If the kernel expects no answer to the request, the result is a success.
 fn serve(
     dispatcher: &Arc<Dispatcher>,
     message: Message<'_>,
@@ -69,8 +62,6 @@ fn serve(
     }
 }
 
-/// Serves `input` twice: as one message, as the FUSE device delivers it, and split into parts, as
-/// io_uring delivers it. Returns the opcode and the result of the request.
 fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
     let dispatcher = small();
     let mut buffer = vec![0; dispatcher.payload_bytes()];
@@ -98,8 +89,7 @@ fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
     let parts = Message::parse_parts(header, &op_in, rest, features);
     assert_eq!(parts, Ok(message));
     let _ = serve(&dispatcher, message, &mut buffer);
-    // Split the message in the middle, where the kernel never splits it. The dispatcher must not
-    // panic even then.
+    // The kernel never splits a message in the middle. The dispatcher must not panic even then.
     let (fixed, rest) = args.split_at(args.len() / 2);
     if let Ok(message) = Message::parse_parts(header, fixed, rest, features) {
         let _ = serve(&dispatcher, message, &mut buffer[..100]);

@@ -5,7 +5,7 @@ use corewalk::{Errno, PollEvents};
 use super::Requests;
 use crate::wire::{Body, Message};
 
-/// The flag of a poll request of a client that waits for events (`FUSE_POLL_SCHEDULE_NOTIFY`).
+/// The client waits for events (`FUSE_POLL_SCHEDULE_NOTIFY`).
 const POLL_SCHEDULE_NOTIFY: u32 = 1;
 
 impl Requests {
@@ -18,8 +18,8 @@ impl Requests {
         let (file, out_bytes) = ((header.node, handle), out_bytes as usize);
         let reply = self.server.ioctl(header.caller, file, command, input, out_bytes)?;
         body.u32(reply.result as u32)?;
-        // The other fields of `struct fuse_ioctl_out` are 0: no flags, and no lists of further
-        // memory ranges, which only CUSE supports.
+        // The other fields of `struct fuse_ioctl_out` are 0: flags, and lists that only CUSE
+        // supports.
         [0; 3].iter().try_for_each(|word| body.u32(*word))?;
         body.bytes(&reply.output)
     }

@@ -30,49 +30,40 @@ use crate::interrupts::{CancelledBy, Interruptible, Interrupts};
 use crate::service::Reply;
 use crate::wire::{Body, OwnedMessage};
 
-/// The first and the longest pause between two calls of the back end for one waiting request.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
-/// The requests that wait for locks. The destructor ends the thread that retries them, and answers
-/// them with `EINTR`.
+/// The destructor answers the requests with `EINTR`.
 pub(super) struct LockWaits {
     shared: Arc<Shared>,
-    /// The thread that retries the requests. The first request that waits starts it. Protected by
-    /// its own mutex. A thread that holds it takes no other lock.
+    /// The first request that waits starts the thread. Protected by its own mutex, under which no
+    /// other lock is taken.
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
 struct Shared {
     /// Protected by its own mutex.
     queue: Mutex<Queue>,
-    /// Notified after a change of the queue. The retrying thread waits on it, with the mutex of
-    /// `queue`.
+    /// The retrying thread waits on it, with the mutex of `queue`.
     changed: Condvar,
     interrupts: Arc<Interrupts>,
 }
 
-/// All fields are protected by `Shared::queue`.
+/// Protected by `Shared::queue`.
 #[derive(Default)]
 struct Queue {
-    /// The requests, the oldest first.
     waits: Vec<Wait>,
-    /// The file for which the retrying thread is calling the back end. The `bool` is true if a lock
-    /// of the file was dropped since that call began.
     asked: Option<(u64, bool)>,
     is_closed: bool,
 }
 
-/// A request that waits for a lock.
 struct Wait {
     message: OwnedMessage,
     reply: Reply,
     signal: Arc<Signal>,
-    /// The time of the next call of the back end.
     due: Instant,
     pause: Duration,
 }
 
-/// Tells whether a signal has come to the thread that waits for a lock.
 struct Signal {
     pid: u32,
     has_come: AtomicBool,
@@ -88,7 +79,6 @@ impl LockWaits {
         }
     }
 
-    /// Queues a request whose lock the back end has just refused. `requests` runs it again.
     pub(super) fn wait(&self, message: OwnedMessage, reply: Reply, requests: &Arc<Requests>) {
         let header = message.get().header;
         let signal = Arc::new(Signal {
@@ -121,8 +111,6 @@ impl LockWaits {
         }
     }
 
-    /// Tries the requests that wait for the file with the node number `node`, because a lock of the
-    /// file was dropped.
     pub(super) fn unlocked(&self, node: u64) {
         let mut queue = self.shared.queue.lock();
         if let Some((asked, is_unlocked)) = &mut queue.asked
@@ -162,7 +150,7 @@ impl Shared {
         self.fail(Errno::INTR);
     }
 
-    /// Tries the request at index `at` of the queue. Answers it, unless the lock is still refused.
+    /// Answers it, unless the lock is still refused.
     fn retry(&self, queue: &mut MutexGuard<'_, Queue>, at: usize, requests: &Requests) {
         let mut wait = queue.waits.remove(at);
         queue.asked = Some((wait.message.get().header.node, false));
@@ -178,8 +166,6 @@ impl Shared {
             wait.due = Instant::now() + wait.pause;
             wait.pause = (wait.pause * 2).min(PAUSES[1]);
         }
-        // The queue was unlocked during the call of the back end. But other threads only add
-        // requests at its end, so the request goes back to the index `at`.
         queue.waits.insert(at, wait);
     }
 
@@ -189,7 +175,6 @@ impl Shared {
         (wait.reply)(result.map(|()| &[][..]));
     }
 
-    /// Answers all requests with `error`.
     fn fail(&self, error: Errno) {
         let waits = std::mem::take(&mut self.queue.lock().waits);
         waits.into_iter().for_each(|wait| self.answer(wait, Err(error)));
@@ -197,9 +182,8 @@ impl Shared {
 }
 
 impl Queue {
-    /// Returns the index of the request that is tried next, if one is due. A request that a signal
-    /// has ended comes first, and then the request that is due for the longest time. So requests
-    /// take turns, however long the calls of the back end take.
+    /// A request that a signal has ended comes first, and then the one that is due for the longest
+    /// time. So requests take turns, however long the calls of the back end take.
     fn next_due(&self, now: Instant) -> Option<usize> {
         let signalled = self.waits.iter().position(|wait| wait.signal.has_come());
         let due = || {
@@ -212,9 +196,9 @@ impl Queue {
 
 impl Signal {
     fn has_come(&self) -> bool {
-        // ORDERING: Relaxed. `cancel` locks the queue after it has set the flag. The thread that
-        // reads the flag holds that lock, or calls the back end once more before it locks the
-        // queue.
+        // ORDERING: Relaxed. `cancel` sets the flag and then locks the queue. The reader holds the
+        // same lock, or calls the back end once more and then takes the lock. So it does not miss
+        // the flag for ever.
         self.has_come.load(Ordering::Relaxed)
     }
 }
@@ -229,11 +213,11 @@ impl Interruptible for Signal {
     }
 
     fn cancel(&self) {
-        // ORDERING: Relaxed. See `has_come`.
+        // ORDERING: Relaxed. `cancel` locks the queue before it notifies. So the retrying thread,
+        // which loads the flag in `has_come` under the lock, sees it.
         self.has_come.store(true, Ordering::Relaxed);
-        // The thread that serves the queue checks the flag under this lock. So after the lock was
-        // taken once, that thread either sleeps already or will see the flag, and the notification
-        // is not lost.
+        // After the lock was taken once, the retrying thread either sleeps or will see the flag. So
+        // the notification is not lost.
         drop(self.shared.queue.lock());
         self.shared.changed.notify_one();
     }
@@ -244,8 +228,7 @@ impl Drop for LockWaits {
         self.shared.queue.lock().is_closed = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.get_mut().take() {
-            // Ignore the result: a request that panics is answered with `EIO`, so the thread never
-            // panics.
+            // A request that panics is answered with `EIO`, so the thread never panics.
             let _ = thread.join();
         }
     }

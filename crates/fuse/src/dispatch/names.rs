@@ -95,10 +95,9 @@ impl Requests {
         self.open_out((entry.node, flags), opened, body)
     }
 
-    /// Returns the flags of an answer that opens a file.
     pub(super) fn open_flags(&self, opened: Opened) -> u32 {
-        // The kernel must not keep its cached pages if the file may be passed through: writes to
-        // the file of the host do not update them.
+        // Writes that are passed through to the file of the host do not update the cached pages, so
+        // the kernel must not keep them.
         let keeps = self.opens_are_free || self.keeps_cache && self.passthrough.is_none();
         let keep = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
         (opened.flags | keep).bits()

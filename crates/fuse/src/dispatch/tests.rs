@@ -13,12 +13,9 @@ use crate::server::{NewFile, WriteOrigin};
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const ROOT: u64 = crate::server::ROOT_NODE;
-/// How long a test waits for an offload thread.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The number of times that an offload thread repeats a request.
 const RETRIES: u64 = PAUSES.len() as u64;
 
-/// Returns a message.
 pub(super) fn message(opcode: Opcode, node: u64, args: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend([40 + args.len() as u32, opcode.0].iter().flat_map(|word| word.to_ne_bytes()));
@@ -28,7 +25,6 @@ pub(super) fn message(opcode: Opcode, node: u64, args: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns a dispatcher of `fs` for a kernel with all features.
 pub(super) fn dispatcher(fs: Arc<dyn FileSystem>) -> Arc<Dispatcher> {
     let options = Options::exclusive().with_write_bytes_max(64 << 10);
     let server = Arc::new(Server::new(fs, options).expect("start a server"));
@@ -42,7 +38,6 @@ pub(super) fn dispatcher(fs: Arc<dyn FileSystem>) -> Arc<Dispatcher> {
     Arc::new(Dispatcher::new(server, &init))
 }
 
-/// Serves a message. Returns the body of the answer.
 fn serve(dispatcher: &Dispatcher, bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     let mut buffer = vec![0; dispatcher.payload_bytes()];
     let message = Message::parse(bytes, dispatcher.features()).expect("the message is whole");
@@ -52,7 +47,6 @@ fn serve(dispatcher: &Dispatcher, bytes: &[u8]) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// Serves a request on an offload thread. Returns a function that waits for the answer.
 fn serve_later(
     dispatcher: &Arc<Dispatcher>,
     bytes: &[u8],
@@ -154,8 +148,8 @@ fn fsync_that_waits_delays_no_other_request() {
     assert_eq!(answer(), Ok(Vec::new()));
 }
 
-/// The last transport thread may drop the dispatcher while an offload thread runs an fsync. The
-/// drop must wait for the end of that fsync.
+/// The last transport thread may drop the dispatcher while an offload thread runs an fsync, and
+/// must then wait for it.
 #[test]
 fn drop_waits_for_requests_that_run_later() {
     let (wake, woken) = channel::<()>();

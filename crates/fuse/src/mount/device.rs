@@ -34,18 +34,14 @@ const DEVICE: &str = "/dev/fuse";
 const FUSERMOUNT: &str = "fusermount3";
 const SUBTYPE: &str = "corewalk";
 
-/// The code of the notification about new events (`FUSE_NOTIFY_POLL`).
 const NOTIFY_POLL: u32 = 1;
-/// The numbers of the notifications (`enum fuse_notify_code`).
 const NOTIFY_INVAL_INODE: u32 = 2;
 const NOTIFY_INVAL_ENTRY: u32 = 3;
 const NOTIFY_INC_EPOCH: u32 = 8;
 const NOTIFY_PRUNE: u32 = 9;
-/// Maximum number of nodes in one `FUSE_NOTIFY_PRUNE`. The kernel would handle a longer
-/// notification in portions of this size anyway.
+/// The kernel handles a longer notification in portions of this size.
 const PRUNE_MAX: usize = 512;
 
-/// The flags of a mount, each with its name for mount(8) and its flag for mount(2).
 const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
     (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
     (MountFlags::NOSUID, "nosuid", rustix::mount::MountFlags::NOSUID),
@@ -59,16 +55,13 @@ const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
     (MountFlags::NOSYMFOLLOW, "nosymfollow", rustix::mount::MountFlags::NOSYMFOLLOW),
 ];
 
-/// The open device of a mount.
 #[derive(Debug)]
 pub(crate) struct Device(File);
 
-/// How to treat a mount that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Force {
-    /// Fail with `EBUSY`.
     None,
-    /// Detach the mount: no path leads to it any more, and it ends when its last user closes it.
+    /// A detached mount has no path any more. It ends when its last user closes it.
     Detach,
 }
 
@@ -85,7 +78,6 @@ pub(crate) enum Pages {
 }
 
 impl Device {
-    /// Returns a descriptor of the device that a session can own.
     pub(crate) fn descriptor(&self) -> std::io::Result<OwnedFd> {
         Ok(self.0.try_clone()?.into())
     }
@@ -96,26 +88,15 @@ impl Device {
         count.is_ok() && polled[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Reads one request.
-    ///
-    /// # Errors
-    /// `ENODEV` if the mount is gone; the other errors of read(2).
     pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut *buffer))
     }
 
-    /// Writes one message: an answer or a notification.
-    ///
-    /// # Errors
-    /// `ENODEV` or `ENOTCONN` if the mount has ended; for a notification, the errors of the kernel.
     pub(crate) fn write(&self, message: &[u8]) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| rustix::io::write(&self.0, message)).map(drop)
     }
 
-    /// Sends a notification.
     fn notify(&self, code: u32, body: &[u8]) -> Result<(), Errno> {
-        // `fuse_out_header` has a length, a code, and the number of a request in two words. The
-        // number is 0, because a notification answers no request.
         let header = [16 + body.len() as u32, code, 0, 0];
         let mut message: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
         message.extend(body);
@@ -125,32 +106,28 @@ impl Device {
     /// Tells the kernel that an open file may have new events for poll(2).
     ///
     /// # Errors
-    /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the file was closed.
+    /// It is no error if the file was closed.
     pub(crate) fn notify_poll(&self, kernel_handle: u64) -> Result<(), Errno> {
         self.notify(NOTIFY_POLL, &kernel_handle.to_ne_bytes())
     }
 
-    /// Tells the kernel to drop its cached attributes of a node, and with `Pages::Drop` also its
-    /// pages.
+    /// With `Pages::Drop`, the kernel drops the cached pages too.
     ///
     /// # Errors
-    /// `ENODEV` or `ENOTCONN` if the mount has ended. It is no error if the kernel does not know
-    /// the node.
+    /// It is no error if the kernel does not know the node.
     pub(crate) fn notify_inval_inode(&self, node: u64, pages: Pages) -> Result<(), Errno> {
-        // In `FUSE_NOTIFY_INVAL_INODE`, offset -1 tells the kernel to keep the pages. Length 0
+        // In `FUSE_NOTIFY_INVAL_INODE`, offset -1 tells the kernel to keep the pages, and length 0
         // stands for the rest of the file.
         let offset = if pages == Pages::Keep { u64::MAX } else { 0 };
         let body: Vec<u8> = [node, offset, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &body))
     }
 
-    /// Tells the kernel to drop the name `name` in the directory `parent`. A thread that serves
-    /// requests must not call this method. The kernel locks the directory, and the holder of that
-    /// lock may wait for a request.
+    /// A thread that serves requests must not call this method: the kernel locks the directory, and
+    /// the holder of that lock may wait for a request.
     ///
     /// # Errors
-    /// `ENOTDIR` if `parent` is no directory. `ENODEV` or `ENOTCONN` if the mount has ended. It is
-    /// no error if the kernel does not know the name.
+    /// It is no error if the kernel does not know the name.
     pub(crate) fn notify_inval_entry(&self, parent: u64, name: &[u8]) -> Result<(), Errno> {
         let mut body = parent.to_ne_bytes().to_vec();
         body.extend((name.len() as u32).to_ne_bytes());
@@ -160,25 +137,22 @@ impl Device {
         unless_unknown(self.notify(NOTIFY_INVAL_ENTRY, &body))
     }
 
-    /// Tells the kernel to look up each name again before it uses it. Any thread may call this
-    /// method, because the kernel takes no lock.
+    /// Makes the kernel look up each name again. Any thread may call this method, because the
+    /// kernel takes no lock.
     ///
     /// # Errors
-    /// `EINVAL` if the kernel is older than 6.16. `ENODEV` or `ENOTCONN` if the mount has ended.
+    /// `EINVAL` if the kernel is older than 6.16.
     pub(crate) fn notify_inc_epoch(&self) -> Result<(), Errno> {
         self.notify(NOTIFY_INC_EPOCH, &[])
     }
 
-    /// Tells the kernel to drop the nodes `nodes` from its cache, except nodes in use. A thread
-    /// that serves requests must not call this method. The kernel may first have to write dirty
-    /// pages, for which it sends requests.
+    /// A thread that serves requests must not call this method: the kernel may first have to write
+    /// dirty pages, for which it sends requests. Nodes in use stay in the kernel's cache.
     ///
     /// # Errors
-    /// `EINVAL` if the kernel does not know the notification. `ENODEV` or `ENOTCONN` if the mount
-    /// has ended.
+    /// `EINVAL` if the kernel does not know the notification.
     pub(crate) fn notify_prune(&self, nodes: &[u64]) -> Result<(), Errno> {
         for nodes in nodes.chunks(PRUNE_MAX) {
-            // The words of `fuse_notify_prune_out` are the count and three reserved words.
             let prune = [nodes.len() as u32, 0, 0, 0];
             let mut body: Vec<u8> = prune.iter().flat_map(|word| word.to_ne_bytes()).collect();
             body.extend(nodes.iter().flat_map(|node| node.to_ne_bytes()));
@@ -187,9 +161,8 @@ impl Device {
         Ok(())
     }
 
-    /// Registers a file of the host, which the kernel then reads and writes itself, with the
-    /// capabilities that this thread has now. The file is registered without `CAP_FSETID`. So the
-    /// host clears set-user-ID and set-group-ID with each write.
+    /// The kernel reads and writes the file with the capabilities that this thread has now, but
+    /// without `CAP_FSETID`. So the host clears set-user-ID and set-group-ID with each write.
     ///
     /// # Errors
     /// As [`fuse_device::open_backing_file`]; the errors of capset(2).
@@ -199,16 +172,12 @@ impl Device {
         BackingId::new(id).ok_or(Errno::INVAL)
     }
 
-    /// Ends the registration of a file.
-    ///
-    /// # Errors
-    /// As [`fuse_device::close_backing_file`].
     pub(crate) fn close_backing_file(&self, id: BackingId) -> Result<(), Errno> {
         fuse_device::close_backing_file(self.0.as_fd(), id.get())
     }
 
-    /// Returns a FUSE device of the same connection for the use of one thread. It is a clone of the
-    /// mounted device. If this user may not open `/dev/fuse`, it is a duplicate of the descriptor.
+    /// Each thread gets a clone of the mounted device. If this user may not open `/dev/fuse`, it
+    /// gets a duplicate of the descriptor.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`.
@@ -219,14 +188,14 @@ impl Device {
         }
     }
 
-    /// Returns true if each thread can open a FUSE device of its own. If this user may not open
-    /// `/dev/fuse`, all threads share the device that fusermount3(1) has opened.
+    /// If this user may not open `/dev/fuse`, all threads share the device that fusermount3(1) has
+    /// opened.
     pub(crate) fn can_be_cloned(&self) -> bool {
         File::options().read(true).write(true).open(DEVICE).is_ok()
     }
 }
 
-/// While this value exists, the thread lacks `CAP_FSETID`. The drop gives the capability back.
+/// While this value exists, the thread lacks `CAP_FSETID`.
 struct DroppedFsetid(CapabilitySets);
 
 impl DroppedFsetid {
@@ -247,15 +216,13 @@ impl Drop for DroppedFsetid {
     }
 }
 
-/// Returns the result of a notification, but a success for `ENOENT`. The kernel returns `ENOENT` if
-/// it has nothing cached for the node or the name, which is no error.
+/// `ENOENT` says that the kernel has nothing cached for the node or the name, which is no error.
 fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
 
-/// Mounts on the directory `given`. `path` is the same directory without symbolic links, for
-/// fusermount3(1). Root mounts on `given` itself. If it is `/proc/self/fd/N`, it stays the same
-/// open directory, even if `path` leads to another one meanwhile.
+/// Root mounts on `given` itself. If it is `/proc/self/fd/N`, it stays the same directory even if
+/// the tree changes. fusermount3(1) gets `path`, which has no symbolic links.
 pub(super) fn mount(
     given: &Path,
     path: &Path,
@@ -272,7 +239,6 @@ pub(super) fn mount(
     }
 }
 
-/// Unmounts `path`.
 pub(super) fn unmount(path: &Path, force: Force) -> Result<(), Errno> {
     if rustix::process::geteuid().is_root() {
         let flags = match force {
@@ -342,9 +308,8 @@ fn mount_as_user(
 ) -> Result<Device, MountError> {
     let system = |what| move |error: std::io::Error| MountError::System(what, errno_of(error));
     let (theirs, ours) = UnixStream::pair().map_err(system("making a socket"))?;
-    // This fcntl(2) clears close-on-exec, so every program that this process starts inherits the
-    // socket, not only fusermount3(1). That is harmless, since other programs do not know the
-    // descriptor.
+    // Every program that this process starts inherits the socket now. That is harmless, since other
+    // programs do not know the descriptor.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|error| MountError::System("making a socket", error))?;
     let child = Command::new(FUSERMOUNT)
@@ -371,17 +336,13 @@ fn mount_as_user(
     }
 }
 
-/// Returns true if a directory in `PATH` contains fusermount3(1).
-///
-/// The error of starting fusermount3(1) does not show reliably that the program is missing. It is
-/// `EACCES` instead of `ENOENT` if this user may not search one of the directories in `PATH`.
+/// The error of starting fusermount3(1) is `EACCES` instead of `ENOENT` if this user may not search
+/// one of the directories in `PATH`. So search for the program.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
 }
 
-/// Returns the descriptor that was received over `socket`. Returns `None` if the process at the
-/// other end has closed the socket.
 fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -398,18 +359,16 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     Ok(None)
 }
 
-/// Waits for fusermount3(1). Returns the first line of its error messages.
+/// Returns the first line of its error messages.
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
-        // Ignore an error: if no message of fusermount3(1) can be read, a default text is used.
         let _ = stderr.read_to_string(&mut text);
     }
     let _ = child.wait();
     text.lines().next().unwrap_or("fusermount3 failed without a message").into()
 }
 
-/// Returns the options that both ways of mounting use.
 fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str> {
     let mut list = Vec::new();
     if options.permissions == Permissions::Kernel {
@@ -421,8 +380,7 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     list
 }
 
-/// Returns the options for fusermount3(1). A comma inside an option's value is escaped, since
-/// fusermount3(1) separates options by commas.
+/// A comma inside an option's value is escaped, since fusermount3(1) separates options by commas.
 fn fusermount_options(options: &Options, mount: &MountOptions) -> OsString {
     use std::os::unix::ffi::OsStringExt as _;
     let mut list = format!("subtype={SUBTYPE},fsname=").into_bytes();

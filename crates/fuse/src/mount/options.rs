@@ -6,8 +6,7 @@ use bitflags::bitflags;
 
 use crate::transport::Transport;
 
-/// The default number of threads. It suits back ends in which every request has to wait for a disk
-/// or a network.
+/// Sixteen threads suit a back end in which every request has to wait for a disk or a network.
 const THREADS: usize = 16;
 
 /// The options of a mount, which follow mount(8) and fuse(8).
@@ -98,8 +97,8 @@ impl MountOptions {
 }
 
 impl Default for MountOptions {
-    /// Returns options for a mount that only its owner may use. Set-user-ID programs and devices
-    /// have no effect in it, and 16 threads serve it.
+    /// By default, only the owner may use the mount. Set-user-ID programs and devices have no
+    /// effect in it, and 16 threads serve it.
     fn default() -> MountOptions {
         MountOptions {
             source: "corewalk".into(),

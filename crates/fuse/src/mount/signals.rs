@@ -19,7 +19,6 @@ use signal_hook::iterator::Signals;
 use super::{Mount, MountError, MountOptions, Mountpoint, Unmounted};
 use crate::options::Options;
 
-/// How long the process waits for the end of a mount, after a signal has unmounted it.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Mounts `fs` on the directory `path`, and serves it until it is unmounted or the process gets
@@ -64,11 +63,9 @@ pub struct EndSignals {
     events: Receiver<Event>,
 }
 
-/// An event that ends a mount.
 #[derive(Debug)]
 enum Event {
     Signal,
-    /// The mount has ended. Holds the result of [`Mount::wait`].
     Ended(Result<(), MountError>),
 }
 
@@ -106,8 +103,8 @@ impl<S: Send + Sync + 'static> Mount<S> {
         let EndSignals { sender, events } = signals;
         let point = self.point().clone();
         thread::spawn(move || {
-            // Ignore an error: the receiver is gone only after a signal has ended the mount, and
-            // then the process ends soon.
+            // The receiver is gone only after a signal has ended the mount, and then the process
+            // ends soon.
             let _ = sender.send(Event::Ended(self.wait()));
         });
         match events.recv().expect("the thread that waits for the mount has a sender") {
@@ -119,15 +116,13 @@ impl<S: Send + Sync + 'static> Mount<S> {
 
 fn unmount(point: &Mountpoint, events: &Receiver<Event>) -> Result<(), MountError> {
     match point.unmount() {
-        // Wait for the end of the FUSE connection, but not for ever. A copy of the mount in another
-        // mount namespace may keep the connection alive. Programs that use this copy get errors
-        // after this process has ended.
+        // A copy of the mount in another mount namespace may keep the connection alive, so do not
+        // wait for ever. Programs that use the copy get errors after this process has ended.
         Ok(Unmounted::Done) => match events.recv_timeout(END_TIMEOUT) {
             Ok(Event::Ended(result)) => result,
             Ok(Event::Signal) | Err(_) => Ok(()),
         },
-        // The mount is detached. It ends when programs have closed all their files in it, which may
-        // never happen. So do not wait for that.
+        // Programs may keep files of a detached mount open for ever, so do not wait for its end.
         Ok(Unmounted::Detached | Unmounted::Already) => Ok(()),
         Err(error) => Err(MountError::System("unmounting", error)),
     }

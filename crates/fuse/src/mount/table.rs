@@ -27,38 +27,33 @@ use super::error::MountError;
 
 pub(super) const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// Maximum number of attempts to take the lock on a mountpoint. Another process that mounts with
-/// this crate holds the lock for a few milliseconds.
+/// Another process that mounts with this crate holds the lock on the directory for a few
+/// milliseconds.
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
-/// The identity of a mount: its number and its device number. Both together are unique as long as
-/// the mount exists. A later mount may get the same numbers.
+/// Number and device number of a mount, unique as long as the mount exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     mount: u64,
-    /// The major and the minor number of the device.
     pub(super) device: (u32, u32),
 }
 
-/// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountEntry {
     pub(super) identity: Identity,
-    /// The number of the mount that has the directory on which this one is mounted.
     parent: u64,
     pub(super) path: PathBuf,
     pub(super) is_fuse: bool,
 }
 
-/// A lock on the directory of a new mount, released when the value is dropped. It contains `None`
-/// if the directory cannot be locked.
+/// A lock on the directory of a new mount; `None` if the directory cannot be locked.
 #[must_use = "other processes may mount once it is dropped"]
 pub(super) struct MountpointLock(
     #[allow(dead_code, reason = "dropping it releases the lock")] Option<OwnedFd>,
 );
 
-/// Checks that a file system can be mounted on `path`. Returns the path without symbolic links.
+/// Returns the path without symbolic links.
 pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let failed = |error: std::io::Error| match errno_of(error) {
         Errno::NOENT => MountError::Missing,
@@ -77,17 +72,14 @@ pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Returns true if the FUSE mount at `path` has lost its server. The function calls statfs(2),
-/// which always sends a request to the server. The kernel could answer stat(2) from its cache.
+/// Calls statfs(2), which always sends a request to the server. The kernel could answer stat(2)
+/// from its cache.
 pub(super) fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Locks the directory `path`, on which nothing is mounted yet.
-///
-/// If another process holds the lock on the directory, the call waits for about a second and then
-/// continues without the lock. Any process that can read the directory can lock it with flock(1),
-/// so a longer wait could block all mounts.
+/// Waits for about a second and then continues without the lock. Any process that can read the
+/// directory can lock it with flock(1), so a longer wait could block all mounts.
 ///
 /// # Errors
 /// [`MountError::Busy`] if another process has mounted a file system on `path` meanwhile.
@@ -121,7 +113,6 @@ pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountErr
     Ok(found.map(|found| found.path))
 }
 
-/// Returns true if a file system is mounted on a directory of the file system with this device.
 /// Returns None if the mount table cannot be read.
 pub(super) fn has_mounts_below(device: (u32, u32)) -> Option<bool> {
     Some(is_any_below(&read().ok()?, device))
@@ -138,8 +129,8 @@ fn read() -> Result<Vec<u8>, MountError> {
         .map_err(|error| MountError::System("reading the mount table", errno_of(error)))
 }
 
-/// Returns the last entry of the mount table for `path`. It is the topmost mount there, because
-/// later mounts are on top of earlier ones.
+/// The last entry for a path is the topmost mount there, because later mounts are on top of earlier
+/// ones.
 fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }
@@ -206,9 +197,8 @@ mod tests {
         assert_eq!(find(TABLE, Path::new("/mnt/twice")), Some(fuse(42, 41, 35, "/mnt/twice")));
     }
 
-    /// Checks two mounts of one file system in `/proc/self/mountinfo`: the original mount, and a
-    /// bind mount of its directory `/dir`. The two lines have different mount numbers, but the same
-    /// device number.
+    /// A bind mount of a directory has another mount number than its original, but the same device
+    /// number.
     #[test]
     fn copies_of_a_mount_have_numbers_of_their_own() {
         let all: Vec<_> = lines(TABLE).filter(|found| found.is_fuse).collect();

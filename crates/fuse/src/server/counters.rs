@@ -12,11 +12,9 @@ use std::fmt::Write as _;
 use corewalk::Stats;
 use corewalk_base::ShardedCounter;
 
-/// The counters that the server increments itself.
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
     pub(crate) requests: ShardedCounter,
-    /// The names that requests resolved.
     pub(crate) names: ShardedCounter,
     pub(crate) lookups: ShardedCounter,
     pub(crate) refused_forgets: ShardedCounter,
@@ -70,7 +68,6 @@ pub struct Counters {
 }
 
 impl Tallies {
-    /// Returns these counters together with those of the cache.
     pub(crate) fn read(&self, stats: &Stats) -> Counters {
         let count = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         Counters {
@@ -141,8 +138,7 @@ impl Counters {
         self.to_json_with(&[], None)
     }
 
-    /// Returns one JSON object with these counters, the counters of the back end, and the
-    /// transport. `transport` must contain no character that JSON would escape.
+    /// `transport` must contain no character that JSON would escape.
     pub(crate) fn to_json_with(
         self,
         own: &[(&'static str, u64)],

@@ -11,15 +11,12 @@ use super::{Server, SetId};
 use crate::credentials::{prechecked, resolve};
 use crate::options::{Ownership, Permissions, WriteCache};
 
-/// The flag of an open by execve(2).
 const OPEN_FOR_EXEC: u32 = 0x20;
-/// Maximum number of bytes that the server copies for one request if it reads and writes the data
-/// itself. After a short copy the caller continues with the next request.
+/// A client continues a longer copy with its next request, if the server itself reads and writes
+/// the data.
 const COPY_BYTES_MAX: u64 = 16 << 20;
-/// Maximum number of bytes that the back end copies for one request, so that a long copy does not
-/// hold up other requests.
+/// A longer copy of the back end would hold up other requests.
 const BACK_END_COPY_BYTES_MAX: u64 = 128 << 20;
-/// The bytes that are copied in one step.
 const COPY_CHUNK_BYTES: usize = 128 << 10;
 
 /// Tells why the kernel sends a write request.
@@ -49,8 +46,6 @@ impl Server {
         self.open_as(caller, node, flags, SetId::Unsaid)
     }
 
-    /// Opens `node` as [`Server::open`] does. `set_id` says which bits of the mode a truncation
-    /// clears.
     pub(crate) fn open_as(
         &self,
         caller: Caller,
@@ -58,8 +53,8 @@ impl Server {
         flags: u32,
         set_id: SetId,
     ) -> Result<Opened, Errno> {
-        // An open for execution needs the current mode for the permission check. An open that
-        // truncates needs it to clear set-user-ID and set-group-ID.
+        // An open for execution needs the current mode for the permission check, and one that
+        // truncates to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -69,8 +64,8 @@ impl Server {
 
     pub(crate) fn passes_through(&self) -> bool {
         // Passthrough needs three conditions:
-        // - This process is root, because only root may register files.
-        // - There is no write-back cache, with which the kernel does not allow passthrough.
+        // - This process is root: only root may register files.
+        // - There is no write-back cache, with which the kernel allows no passthrough.
         // - The kernel checks permissions. Otherwise it would not know which users may read.
         rustix::process::geteuid().is_root()
             && self.has_backing_files
@@ -80,8 +75,7 @@ impl Server {
             && self.options.permissions == Permissions::Kernel
     }
 
-    /// Returns the file of the host that has the content of an open file. Returns `None` if the
-    /// server must see each write, because it has to clear the set-group-ID bit.
+    /// Returns `None` if the server must see each write, because it has to clear set-group-ID.
     pub(crate) fn backing_file(&self, node: u64, handle: u64) -> Option<Arc<OwnedFd>> {
         let inode = self.counted(node).ok()?;
         match self.vfs.mode(&inode) {
@@ -134,15 +128,12 @@ impl Server {
         }
         self.lock_owners.flushed(node, lock_owner);
         let unlocked = self.vfs.unlock_owner(&inode, handle, lock_owner, false);
-        // After an answer `ENOSYS` the kernel would send no more flushes. But later flushes must
-        // end locks too, so do not return `ENOSYS`.
+        // After `ENOSYS` the kernel would send no more flushes, but later ones must end locks too.
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
-    /// Opens `inode` for `caller`. Checks the permissions with `cred`.
-    ///
-    /// If `flags` contains `O_TRUNC`, the server truncates the file, and clears its set-user-ID and
-    /// set-group-ID bits. It always does both itself, even if the kernel checks permissions.
+    /// The server always truncates the file and clears set-user-ID and set-group-ID itself, even if
+    /// the kernel checks permissions.
     pub(super) fn open_checked(
         &self,
         caller: Caller,
@@ -172,7 +163,6 @@ impl Server {
         Ok(opened)
     }
 
-    /// Truncates a file that the caller has opened with `O_TRUNC`.
     fn truncate_opened(
         &self,
         caller: Caller,
@@ -266,8 +256,6 @@ impl Server {
         self.write_as(caller, (node, handle), offset, bytes, origin, SetId::Unsaid)
     }
 
-    /// Writes as [`Server::write`] does, through the open file `to` (its node and its handle).
-    /// `set_id` says which bits of the mode the write clears.
     pub(crate) fn write_as(
         &self,
         caller: Caller,
@@ -295,20 +283,13 @@ impl Server {
         }
     }
 
-    /// Returns true if another program may have appended to or truncated a file without informing
-    /// the kernel.
     fn ends_move(&self) -> bool {
         let options = &self.options;
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
     }
 
-    /// Writes `bytes` to `inode` for `caller`. Clears the file's set-user-ID and set-group-ID bits
-    /// if the caller lacks the right to keep them.
-    ///
-    /// The server reads the caller's groups and capabilities only if the file has set-user-ID or
-    /// set-group-ID. A kernel that checks permissions leaves only set-group-ID of a file that the
-    /// group may not execute. Such a kernel also blocks changes of the mode until the request is
-    /// answered.
+    /// The server reads the caller's groups and capabilities from `/proc` only if the file has
+    /// set-user-ID or set-group-ID.
     fn write_for(
         &self,
         caller: Caller,
@@ -329,9 +310,7 @@ impl Server {
         }
     }
 
-    /// Appends `bytes` to `inode` for `caller`. Clears the set-user-ID and set-group-ID bits as
-    /// `write_for` does. `end` is the end of the file in the kernel's cache. The true end may be
-    /// higher.
+    /// `end` is the end of the file in the kernel's cache, and the true end may be higher.
     fn append_for(
         &self,
         caller: Caller,
@@ -425,8 +404,8 @@ impl Server {
         self.remove_capability(&target)?;
         if self.options.permissions == Permissions::Kernel {
             let (source, target) = ((&source, from.1, from.2), (&target, to.1, to.2));
-            // Limit the length so that no range ends above the maximum of `loff_t`. Then the back
-            // end need not check for an overflow.
+            // No range may end above the maximum of `loff_t`, so that the back end need not check
+            // for an overflow.
             let left = (i64::MAX as u64).saturating_sub(from.2.max(to.2));
             let len = len.min(BACK_END_COPY_BYTES_MAX).min(left);
             let copy = |cred: &_| self.vfs.copy_file_range(cred, source, target, len);

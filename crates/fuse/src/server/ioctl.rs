@@ -15,19 +15,15 @@ use corewalk::{Caller, Caps, Errno, InodeFlags, InodeRef, IoctlReply, PollEvents
 use super::Server;
 use crate::credentials::resolve;
 
-/// The commands that read and set the inode flags (`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`). Their
-/// numbers contain the length of a `long`, but the argument is an `int`. For a process with another
-/// length of a `long`, the kernel translates the number.
+/// The numbers of these commands contain the length of a `long`, but their argument is an `int`.
+/// For a process with another length of a `long`, the kernel translates the number.
 const GET_FLAGS: u32 = 0x8000_6601 | LONG_BYTES << 16;
 const SET_FLAGS: u32 = 0x4000_6602 | LONG_BYTES << 16;
 const LONG_BYTES: u32 = size_of::<usize>() as u32;
-/// The commands that read and set a `struct fsxattr`.
 const GET_FSXATTR: u32 = 0x801c_581f;
 const SET_FSXATTR: u32 = 0x401c_5820;
-/// The length of a `struct fsxattr` in bytes. The first word has the flags. The others are about
-/// extents and projects, which are not supported.
+/// Length of a `struct fsxattr` in bytes. Only its first word, the flags, is supported.
 const FSXATTR_BYTES: usize = 28;
-/// The inode flags that a `struct fsxattr` also has, each with its number in that structure.
 const FSXATTR_FLAGS: [(InodeFlags, u32); 5] = [
     (InodeFlags::IMMUTABLE, 0x8),
     (InodeFlags::APPEND, 0x10),
@@ -79,9 +75,6 @@ impl Server {
         if reply.output.len() <= output_bytes { Ok(reply) } else { Err(Errno::IO) }
     }
 
-    /// Sets the inode flags, if `caller` may change them from `old` to `new`.
-    ///
-    /// # Errors
     /// `EPERM` if the caller neither owns the file nor has `CAP_FOWNER`, or if it changes the flags
     /// `IMMUTABLE` and `APPEND` without `CAP_LINUX_IMMUTABLE`; the errors of the back end.
     fn set_flags(
@@ -119,8 +112,8 @@ impl Server {
         self.vfs.poll(&self.inode(node)?, handle, wanted, waker)
     }
 
-    /// Returns an object that wakes the clients that poll an open file. `kernel_handle` is the
-    /// kernel's number of the open file. Returns `None` if the server is not mounted.
+    /// `kernel_handle` is the kernel's number of the open file. Returns `None` if the server is not
+    /// mounted.
     pub(crate) fn poll_waker(&self, kernel_handle: u64) -> Option<PollWaker> {
         let notifier = self.notifier.get()?.clone();
         Some(PollWaker::new(move || notifier.wake_pollers(kernel_handle)))
@@ -132,11 +125,6 @@ fn to_fsxattr(flags: InodeFlags) -> u32 {
     FSXATTR_FLAGS.iter().filter(has).map(|(_, bit)| bit).sum()
 }
 
-/// Returns the new flags of a file whose old flags are `old`, after a `struct fsxattr` was set.
-/// Flags for which the structure has no bit keep their value.
-///
-/// # Errors
-/// `EINVAL` for a structure that is too short; `EOPNOTSUPP` if it sets anything but known flags.
 fn from_fsxattr(old: InodeFlags, input: &[u8]) -> Result<InodeFlags, Errno> {
     let (word, rest) = input.split_first_chunk().ok_or(Errno::INVAL)?;
     let mut left = u32::from_ne_bytes(*word);

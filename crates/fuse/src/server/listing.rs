@@ -10,8 +10,8 @@
 //! - The back end may hold locks while it lists. So the server first collects a batch of names and
 //!   then looks them up.
 //! - If a lookup fails, for example because another file system is mounted on the name, the name is
-//!   listed without attributes. If a program needs them, the kernel looks the name up and gets the
-//!   error.
+//!   listed without attributes. A program that needs them makes the kernel look the name up, and
+//!   gets the error.
 //!
 //! For each answer to the kernel, the server calls the back end's `readdir` once, and collects as
 //! many names as fit into the kernel's buffer. The protocol does not tell the size of that buffer,
@@ -25,19 +25,19 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
-/// The server adds this number to a cookie of the back end to get the cookie for the kernel.
+/// The server adds it to each cookie of the back end, because the cookies 1 and 2 are those of `.`
+/// and `..`.
 const COOKIE_SHIFT: u64 = 2;
-/// The largest cookie that a back end may use. The sum of this cookie and [`COOKIE_SHIFT`] fits
-/// `loff_t`.
+/// With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
-/// The inode number that a listing reports for an entry whose number is unknown, as libfuse does
-/// (`FUSE_UNKNOWN_INO`). Many programs skip an entry with the number 0.
+/// The inode number of an entry whose number is unknown, as in libfuse (`FUSE_UNKNOWN_INO`). Many
+/// programs skip an entry with the number 0.
 const UNKNOWN_INO: u64 = 0xffff_ffff;
-/// The size in bytes of a listed entry with attributes (`struct fuse_direntplus`), without its
-/// name. Entry and name together are padded to a multiple of 8 bytes.
+/// Size in bytes of a `struct fuse_direntplus` without its name. Entry and name together are padded
+/// to a multiple of 8 bytes.
 const ENTRY_BYTES: usize = 152;
-/// The smallest and the largest size that the server expects for the answer to a listing, in bytes.
-/// The kernel's smallest buffer for a listing has 4096 bytes, and the C library uses 32768 bytes.
+/// Limits in bytes for the expected size of an answer. The kernel's smallest buffer for a listing
+/// has 4096 bytes, and the C library uses 32768 bytes.
 const ANSWER_BYTES: std::ops::RangeInclusive<usize> = 4096..=32768;
 
 /// One entry of a directory.
@@ -55,18 +55,13 @@ pub struct Dirent<'a> {
     pub cookie: u64,
 }
 
-/// A batch of names of a directory.
 #[derive(Debug)]
 struct Names {
-    /// The expected size of the next answer, in bytes.
     answer_bytes: usize,
     bytes: Vec<u8>,
-    /// One pair for each name in `bytes`: the offset at which the name ends, and the entry that the
-    /// back end reported. A name starts where the previous name ends.
     ends: Vec<(usize, ListedEntry)>,
 }
 
-/// The back end's entry of a name.
 #[derive(Clone, Copy, Debug)]
 struct ListedEntry {
     ino: u64,
@@ -172,13 +167,13 @@ impl Server {
         let mut names = Names::borrow();
         let mut cookie = unshifted(cookie);
         let result = loop {
-            // Start a new `Listing` for each page. The cache accepts an entry from a listing only
-            // if the directory has not changed since the listing began.
+            // The cache accepts an entry from a listing only if the directory has not changed since
+            // the listing began.
             let listing = self.vfs.listing(&dir).through(handle);
             let reported = self.report(&listing, &dir, cookie, &mut names, &mut take);
             match names.ends.last() {
-                // All names of this page were removed after the back end had listed them. Read the
-                // next page, because an empty answer would mean the end of the directory.
+                // All names of this page were removed meanwhile. An empty answer would mean the end
+                // of the directory, so read the next page.
                 Some(&(_, last))
                     if reported == Ok(ControlFlow::Continue(())) && taken_bytes.get() == 0 =>
                 {
@@ -195,8 +190,6 @@ impl Server {
         if taken_bytes.get() > 0 { Ok(()) } else { result.map(drop) }
     }
 
-    /// Collects a page of names after the back end's `cookie`, looks the names up, and passes them
-    /// to `sink`.
     fn report(
         &self,
         listing: &Listing<'_>,
@@ -222,9 +215,8 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        // An entry that the kernel may keep for no time is reported without attributes. With
-        // attributes of zero lifetime, the kernel would also drop the entry that it has cached
-        // before.
+        // If the kernel got attributes with a time of zero, it would also drop the entry that it
+        // has cached before.
         let has_no_time = listed.attr.is_some_and(|attr| attr.ttl.entry == Some(Duration::ZERO));
         let entry = match self.has_leases() && has_no_time {
             true => None,
@@ -236,7 +228,6 @@ impl Server {
             },
         };
         let Some(EntryOut { node, attr, .. }) = entry else {
-            // Only the number and the type are known.
             let attr = Attr::new(self.listed(listed.ino), listed.kind.to_mode());
             return Ok(sink(Dirent { name, node: 0, kind: listed.kind, cookie }, &attr));
         };
@@ -248,8 +239,6 @@ impl Server {
         Ok(taken)
     }
 
-    /// Returns the entry of a listed name, and counts a lookup for it. If the back end reported no
-    /// attributes with the name, looks the name up.
     fn entry_of(
         &self,
         (dir, listing): (&InodeRef<'_>, &Listing<'_>),
@@ -259,21 +248,18 @@ impl Server {
         let name = self.name(name)?;
         let found = match listed.attr.and_then(|attr| listing.enter(name, &attr)) {
             Some(found) => found,
-            // This lookup checks no permission: a process that may read a directory may see all its
-            // names.
+            // A process that may read a directory may see all its names, so this lookup checks no
+            // permission.
             None => self.look_up(&Cred::root(), dir, name)?,
         };
         let attr = found.attr()?;
         self.hand_out(found.inode, attr)
     }
 
-    /// Returns the node number of a listed entry, or [`UNKNOWN_INO`] if the back end does not
-    /// report its inode number.
     fn listed(&self, ino: u64) -> u64 {
         if ino == 0 { UNKNOWN_INO } else { self.translate(ino) }
     }
 
-    /// Passes `.` and `..` to `sink` if they are behind `cookie`.
     fn dots(
         &self,
         dir: &InodeRef<'_>,
@@ -286,7 +272,6 @@ impl Server {
             sink(Dirent { name: b".", node, kind, cookie: 1 })?;
         }
         if cookie < 2 {
-            // A removed directory has no parent.
             let parent = self.vfs.parent_ino(dir).map_or(node, |ino| self.translate(ino));
             sink(Dirent { name: b"..", node: parent, kind, cookie: 2 })?;
         }
@@ -294,9 +279,8 @@ impl Server {
     }
 }
 
-/// An entry of a listing between two steps: the server has counted a lookup of the entry, but
-/// `sink`, which receives the entries, has not taken it yet. Dropping the value takes the lookup
-/// back, even if `sink` panics.
+/// The server has counted a lookup of an entry, but the entry may not reach the kernel. Dropping
+/// the value takes the lookup back, even after a panic.
 struct Untaken<'a> {
     server: &'a Server,
     node: u64,
@@ -324,8 +308,7 @@ fn unshifted(cookie: u64) -> u64 {
 }
 
 thread_local! {
-    /// The batch of names of a listing. Each thread has one, and reuses its memory for all
-    /// requests.
+    /// Each thread reuses this memory for all requests.
     static NAMES: RefCell<Names> = RefCell::default();
 }
 
@@ -344,12 +327,9 @@ impl Names {
         NAMES.set(self);
     }
 
-    /// Collects a page of names after `cookie`. The page has at most as many names as fit into an
-    /// answer of the expected size.
     fn collect(&mut self, listing: &Listing<'_>, cookie: u64) -> Result<(), Errno> {
         self.bytes.clear();
         self.ends.clear();
-        // `.` and `..` come first.
         let mut used = if cookie == 0 { bytes_of(b".") + bytes_of(b"..") } else { 0 };
         let mut is_full = false;
         listing.read(cookie, &mut |entry: DirEntry<'_>| {
@@ -364,8 +344,8 @@ impl Names {
             ControlFlow::Continue(())
         })?;
         if is_full {
-            // The directory has more names than fit into an answer of the expected size. The
-            // kernel's buffer may be larger, so expect a larger answer next time.
+            // The kernel's buffer for listings may be larger than expected, so expect a larger
+            // answer next time.
             self.answer_bytes = (2 * self.answer_bytes).min(*ANSWER_BYTES.end());
         }
         Ok(())

@@ -13,12 +13,8 @@ impl Server {
         self.has_locks
     }
 
-    /// Returns true if the kernel must drop its pages of a file when a lock is taken, because other
-    /// machines may have written the file.
-    ///
-    /// A new modification time in an answer would not make the kernel drop its pages reliably. The
-    /// kernel ignores attributes in an answer if a write of the same mount ends while that answer
-    /// is on its way.
+    /// Other machines may have written the file, so the kernel must drop its pages when a lock is
+    /// taken.
     pub(crate) fn locks_drop_pages(&self) -> bool {
         self.has_locks && self.options.ownership == Ownership::Shared
     }
@@ -56,8 +52,6 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the locks that end with an open file: those of flock(2), whose owner is `flock_owner`,
-    /// and those of owners that have taken locks through this file.
     pub(super) fn end_locks_of_file(
         &self,
         inode: &InodeRef<'_>,
@@ -84,7 +78,7 @@ mod tests {
     use super::*;
     use crate::{Caller, Options};
 
-    /// A back end with the file `f`, which grants locks and then loses its answers.
+    /// Grants locks and then loses its answers.
     #[derive(Default)]
     struct Forgetful {
         owners: Mutex<Vec<u64>>,
@@ -138,9 +132,8 @@ mod tests {
         }
     }
 
-    /// Checks that a lock ends with the release of its open file. The back end grants the lock, but
-    /// its answer is lost. For a lock of an open file description, the kernel sends no flush that
-    /// would end it.
+    /// The back end grants a lock, but its answer is lost. The lock must end with its open file:
+    /// for a lock of an open file description, the kernel sends no flush.
     #[test]
     fn lock_whose_answer_was_lost_ends_with_its_file() {
         let fs = Arc::new(Forgetful::default());

@@ -89,14 +89,11 @@ impl Server {
         }
     }
 
-    /// Opens the file that a create request has found under its name. Another program has created
-    /// that file.
-    ///
     /// - The kernel believes that the file is new, and checks no permission to open it. So the
-    ///   server makes this check.
-    /// - If the file is not regular, the server returns `ESTALE`, and the kernel looks the name up.
-    ///   If the server opened the file instead, the kernel would fail with `EIO`, and would return
-    ///   neither the lookup nor the handle.
+    ///   server does.
+    /// - For a file that is not regular, the kernel would fail with `EIO`, and would never return
+    ///   the lookup and the handle. So the server returns `ESTALE`, and the kernel looks the name
+    ///   up.
     fn open_existing(
         &self,
         caller: Caller,
@@ -135,15 +132,14 @@ impl Server {
         let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make::new(new.mode, caller.uid, caller.gid).with_umask(new.umask);
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
-        // Remove `O_TMPFILE` from the flags of the open. It has taken effect in the creation, and
-        // it contains the bit `O_DIRECTORY`, but the file is no directory.
+        // `O_TMPFILE` contains the bit `O_DIRECTORY`, but the file is no directory. The flag has
+        // taken effect in the creation.
         let flags = flags & !OFlags::TMPFILE.bits();
         let opened = self.open_new(caller, &inode, flags)?;
         self.hand_out_open(inode, attr, opened)
     }
 
-    /// Returns the entry and the handle of a file that a request has opened. Counts a lookup of the
-    /// file. If that fails, closes the file.
+    /// If counting a lookup of the file fails, closes the file.
     fn hand_out_open(
         &self,
         inode: InodeRef<'_>,
@@ -160,8 +156,7 @@ impl Server {
         Ok((entry?, opened))
     }
 
-    /// Opens a file that the caller has just created. No permission is checked, because the creator
-    /// may open the file whatever its mode is.
+    /// The creator may open a new file whatever its mode is, so no permission is checked.
     fn open_new(&self, caller: Caller, inode: &InodeRef<'_>, flags: u32) -> Result<Opened, Errno> {
         match self.has_open_state {
             true => self.vfs.open(&prechecked(caller), inode, flags, May::empty()),
@@ -246,11 +241,8 @@ impl Server {
         self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
     }
 
-    /// Returns the credentials for the creation of the file `new`.
-    ///
-    /// A file that its group may execute must not be created with set-group-ID, unless the caller
-    /// is in that group. Kernels before 6.0 leave this check to the server, which then needs the
-    /// caller's groups.
+    /// A file that its group may execute must not get set-group-ID, unless the caller is in that
+    /// group. Kernels before 6.0 leave this check to the server, which needs the caller's groups.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked && !self.has_stripped_new_modes() {

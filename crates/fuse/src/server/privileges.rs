@@ -1,12 +1,12 @@
 //! The privileges that a change of a file clears: set-user-ID, set-group-ID and file capabilities.
 //!
 //! The kernel and the server share this work, as the feature `FUSE_HANDLE_KILLPRIV_V2` decides:
-//! - Without the feature, a kernel that checks permissions clears all bits except a *lone*
-//!   set-group-ID bit. A lone set-group-ID bit belongs to a file that its group may not execute.
-//!   For this bit the groups of the caller matter.
-//! - With the feature, the server clears all bits. A write, a truncation and an open that truncates
-//!   say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]). Other requests do
-//!   not.
+//! - Without `FUSE_HANDLE_KILLPRIV_V2`, a kernel that checks permissions clears all bits except a
+//!   *lone* set-group-ID bit: that of a file which its group may not execute. Whether that bit
+//!   stays depends on the groups of the caller.
+//! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears all bits. A write, a truncation and an open
+//!   that truncates say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]).
+//!   Other requests do not.
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
 //!   has one of the bits.
 //!
@@ -15,10 +15,10 @@
 //!   `/proc` would not show the capabilities of a caller in another user namespace.
 //! - The back end clears the bits in the step that changes the file, under the attribute lock of
 //!   the inode.
-//! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes
-//!   in between.
-//! - A file without privileges costs no call. The cache has its mode, and knows that it has no
-//!   capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
+//! - The kernel holds its own lock of the inode until the answer, so no chmod and no setcap comes
+//!   between the request and the change.
+//! - A change of a file without privileges needs no further call: the cache has its mode, and knows
+//!   that it has no capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
 //!
 //! # Setattr requests without attributes
 //! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
@@ -33,9 +33,9 @@
 //! follows. So the server clears the bits immediately, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
-//! waiting thread from `/proc`. If it cannot read them, it takes the request for the first case. So
-//! chown(2) by any user succeeds: without an effect, or with that of a write if the kernel writes
-//! the file itself. A server without `CAP_SYS_PTRACE` cannot read them.
+//! waiting thread from `/proc`, which needs `CAP_SYS_PTRACE`. If it cannot read them, it takes the
+//! request for the first case. A chown(2) by any user then succeeds: without an effect, or with
+//! that of a write if the kernel writes the file itself.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 
@@ -48,7 +48,6 @@ use crate::credentials::{resolve, resolve_exactly, resolve_for_chown};
 use crate::options::{Ownership, Permissions};
 use crate::wire::Features;
 
-/// The extended attribute of file capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// Tells whether the change that a request makes must clear the set-user-ID and set-group-ID bits
@@ -69,25 +68,20 @@ pub enum SetId {
 }
 
 impl Change {
-    /// Returns true if the change sets no attribute. The time of change (`ctime`), which the kernel
-    /// may send with any change, does not count.
     pub(crate) fn is_empty(&self) -> bool {
         self.set.with_ctime(None) == SetAttr::default()
     }
 }
 
 impl Server {
-    /// Notes the features that the kernel has offered on the connection, and those that the server
-    /// has chosen.
     pub(crate) fn set_features(&self, offered: Features, chosen: Features) {
-        // Ignore an error: the first connection counts. Only tests open a second one.
+        // The first connection counts. Only tests open a second one.
         let _ = self.features.set((offered, chosen));
     }
 
-    /// Returns true if the kernel has already cleared set-group-ID of a new file whose creator may
-    /// not set it. Linux does so since 6.0, but the feature that this method checks exists only
-    /// since 6.3. The kernel judges by its cached attributes of the directory. So the result is
-    /// false if other programs may change these attributes.
+    /// Linux clears set-group-ID of new files since 6.0, but the feature that shows it exists only
+    /// since 6.3. The kernel judges by cached attributes of the directory, which must not be out of
+    /// date.
     pub(super) fn has_stripped_new_modes(&self) -> bool {
         self.options.ownership == Ownership::Exclusive
             && self
@@ -96,34 +90,28 @@ impl Server {
                 .is_some_and(|(offered, _)| offered.0 & Features::CREATE_SUPP_GROUP != 0)
     }
 
-    /// Returns true if requests say whether the server must clear set-user-ID and set-group-ID.
     pub(crate) fn has_kill_flags(&self) -> bool {
         self.has(Features::HANDLE_KILLPRIV_V2)
     }
 
-    /// Returns true if a request that sets an ACL says whether set-group-ID stays.
     pub(crate) fn has_acl_flags(&self) -> bool {
         self.has(Features::SETXATTR_EXT)
     }
 
-    /// Returns true if the kernel leaves set-user-ID and set-group-ID to the server.
     fn clears_set_id(&self) -> bool {
         self.has(Features::HANDLE_KILLPRIV_V2 | Features::HANDLE_KILLPRIV)
     }
 
-    /// Returns true if the connection has one of `features`.
     fn has(&self, features: u64) -> bool {
         self.features.get().is_some_and(|(_, chosen)| chosen.0 & features != 0)
     }
 
-    /// Removes the capabilities of a file before a request changes the file. Does nothing if the
-    /// kernel removes them itself.
+    /// Called before a request changes the file. Does nothing if the kernel removes capabilities
+    /// itself.
     pub(super) fn remove_capability(&self, inode: &InodeRef<'_>) -> Result<(), Errno> {
         if self.has_kill_flags() { self.vfs.remove_capability(inode) } else { Ok(()) }
     }
 
-    /// Runs the closure `change`, which changes content, size or owner of `inode`. The closure gets
-    /// the credentials that decide whether the set-user-ID and set-group-ID bits are cleared.
     pub(super) fn change<T>(
         &self,
         caller: Caller,
@@ -148,8 +136,8 @@ impl Server {
         changed
     }
 
-    /// Makes the kernel drop its cached attributes of `inode` if a write has changed the mode from
-    /// `before`. The answer to a write cannot carry the new mode.
+    /// The answer to a write cannot carry a changed mode, so the kernel must drop its cached
+    /// attributes.
     pub(super) fn drop_changed_mode(&self, inode: &InodeRef<'_>, before: u32) {
         if let Some(notifier) = self.notifier.get()
             && self.vfs.mode(inode) != Ok(before)
@@ -158,26 +146,20 @@ impl Server {
         }
     }
 
-    /// Prepares a change of content, which may clear set-user-ID and set-group-ID. If other
-    /// programs may have changed the mode of `inode`, drops the cached mode, so that the back end
-    /// is asked again. If requests have no flag about these bits, the kernel clears them by its own
-    /// attributes, and this method does nothing.
+    /// Called before a change of content. If other programs may have changed the mode, the back end
+    /// is asked again.
     pub(super) fn refresh_set_id(&self, inode: &InodeRef<'_>) {
         if self.has_kill_flags() {
             self.refresh(inode);
         }
     }
 
-    /// Returns true if the server may have to clear a set-user-ID or set-group-ID bit of a file
-    /// with the mode `mode`.
     pub(super) fn clears_bits_of(&self, mode: u32) -> bool {
         let is_lone = mode & (S_ISGID | 0o010) == S_ISGID;
         let is_any = mode & (S_ISUID | S_ISGID) != 0;
         mode & S_IFMT != S_IFDIR && (is_lone || is_any && self.clears_set_id())
     }
 
-    /// Answers a setattr request without any attribute. If the request precedes a write that the
-    /// server will not see, `change` says so, and the server clears the bits.
     pub(super) fn set_nothing(
         &self,
         caller: Caller,
@@ -202,9 +184,9 @@ impl Server {
         self.vfs.setattr_through(&self.cred(caller), inode, handle, &change.set)
     }
 
-    /// Returns true if this request is a removal of capabilities that the kernel makes for a
-    /// chown(2), before the server has checked the chown. The server must then do nothing. The
-    /// setattr request that follows removes the capabilities if the chown succeeds.
+    /// For a chown(2) the kernel first requests a removal of capabilities, before the server has
+    /// checked the chown. The server must then do nothing: the setattr request that follows removes
+    /// them if the chown succeeds.
     pub(super) fn is_too_early(
         &self,
         caller: Caller,
@@ -214,7 +196,6 @@ impl Server {
         Ok(name == CAPABILITY && self.checks_chown(inode)? && is_in_chown(caller))
     }
 
-    /// Returns true if a chown has to remove capabilities of `inode`.
     pub(super) fn may_keep_capability(&self, inode: &InodeRef<'_>) -> Result<bool, Errno> {
         Ok(self.vfs.may_have_capability(inode) && self.checks_chown(inode)?)
     }
@@ -223,10 +204,8 @@ impl Server {
         Ok(self.clears_set_id() || self.clears_bits_of(self.vfs.mode(inode)?))
     }
 
-    /// Returns the capabilities that `caller` lacks for a chown that the kernel has allowed. The
-    /// only one is `CAP_FOWNER`: the kernel does not check it, but without it a chown must not
-    /// clear the bits of another user's file. If the server cannot read the caller's capabilities,
-    /// the result is empty.
+    /// The kernel does not check `CAP_FOWNER`, but without it a chown must not clear set-user-ID
+    /// and set-group-ID of another user's file.
     pub(super) fn missing_for_chown(
         &self,
         caller: Caller,
@@ -241,10 +220,9 @@ impl Server {
         }
     }
 
-    /// Returns credentials like those of `cred`, but with the caller's real groups and its real
-    /// `CAP_FSETID`. These two decide whether set-group-ID stays. A request carries neither, so
-    /// they are read from `/proc`. If the kernel has checked the permissions, all other
-    /// capabilities are set.
+    /// The real groups and the real `CAP_FSETID` of the caller decide whether set-group-ID stays. A
+    /// request carries neither, so they are read from `/proc`. If the kernel has checked the
+    /// permissions, all other capabilities are set.
     pub(super) fn cred_in_groups(&self, caller: Caller) -> Cred {
         let cred = resolve(caller, self.namespace);
         match self.options.permissions {
@@ -257,7 +235,7 @@ impl Server {
     }
 }
 
-/// Returns true if the caller waits in chown(2). Returns false if the server cannot find out.
+/// Returns false if the server cannot find out.
 fn is_in_chown(caller: Caller) -> bool {
     waits_in_chown(caller.pid) == Some(true)
 }
@@ -276,11 +254,9 @@ mod tests {
     use crate::options::Options;
 
     const OWNER: Caller = Caller { uid: 1000, gid: 1000, pid: 0 };
-    /// A value of `security.capability` (`VFS_CAP_REVISION_2`, without any capability).
+    /// `VFS_CAP_REVISION_2`, without any capability.
     const VALUE: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    /// Returns a server with the feature `FUSE_HANDLE_KILLPRIV_V2`, and the names of the attributes
-    /// that it has requested from the back end.
     fn server() -> (Server, Arc<Mutex<Vec<Vec<u8>>>>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let noted = Arc::clone(&asked);
@@ -345,8 +321,8 @@ mod tests {
         }
     }
 
-    /// A thread that only writes may send a setattr request without attributes. Unless the server
-    /// can prove that the thread is in chown(2), such a request must change nothing.
+    /// A setattr request without attributes may come from a thread that only writes. Unless the
+    /// server can prove that the thread is in chown(2), it must change nothing.
     #[test]
     fn request_without_attributes_changes_no_mode() {
         let (server, _) = server();
@@ -358,8 +334,8 @@ mod tests {
         }
     }
 
-    /// The server must ask the back end only once whether a file has capabilities, and again after
-    /// a program has set some.
+    /// The server must ask only once whether a file has capabilities, and again after a program has
+    /// set some.
     #[test]
     fn capabilities_are_removed_and_their_absence_is_remembered() {
         let (server, asked) = server();
@@ -402,7 +378,7 @@ mod tests {
             let left = server.getxattr(root, node, CAPABILITY, 0);
             assert_eq!(left, Err(Errno::NODATA), "{at}");
         }
-        // A time is no content.
+        // A change of times is no change of content.
         server.setxattr(root, node, CAPABILITY, &VALUE, 0).expect("set the capabilities");
         assert_eq!(set(SetAttr::default().with_mtime(corewalk::attr::SetTime::Now)), Ok(()));
         assert!(server.getxattr(root, node, CAPABILITY, 0).is_ok());

@@ -14,7 +14,6 @@ use rustix::fs::OFlags;
 
 use super::*;
 
-/// The number of mode changes while another thread writes.
 const ROUNDS: u32 = 1000;
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
@@ -28,8 +27,6 @@ fn make(server: &Server, parent: u64, name: &[u8], mode: u32) -> EntryOut {
     server.make(CALLER, parent, name, &new).expect("make the file")
 }
 
-/// Returns a generator of pseudo-random numbers (xorshift). `seed` determines the numbers. The
-/// generator takes a limit, and each number is below its limit.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed | 1;
     move |below| {
@@ -40,8 +37,7 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-/// If a file is removed and created again, a late forget of the old inode must not drop the new
-/// file. Trap P1.
+/// A late forget of a removed inode must not drop a new file with the same name. Trap P1.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let server = server();
@@ -58,8 +54,7 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// If a rename replaces a file, a late forget of the replaced inode must not drop the new file.
-/// Trap P2.
+/// A late forget of a replaced inode must not drop the file that has replaced it. Trap P2.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
     let server = server();
@@ -73,8 +68,7 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(server.getattr(file.node).map(|attr| attr.mode & 0o777), Ok(0o600));
 }
 
-/// The server must count lookups exactly. It must refuse a forget of more lookups than it has
-/// counted. Trap P5.
+/// A forget of more lookups than the server has counted must be refused. Trap P5.
 #[test]
 fn forget_of_more_than_is_held_is_refused() {
     let server = server();
@@ -94,9 +88,8 @@ fn forget_of_more_than_is_held_is_refused() {
     assert!(server.getattr(ROOT_NODE).is_ok(), "the root is never forgotten");
 }
 
-/// The server must count lookups exactly. During random operations, a model of the kernel counts
-/// the lookups, and the server must have the same counts. After the last forget no lookup may be
-/// left. Trap P5.
+/// A model of the kernel counts lookups during random operations, and the server must have the same
+/// counts. Trap P5.
 #[test]
 fn counts_agree_with_a_model_and_end_at_zero() {
     for seed in 1..=8 {
@@ -145,8 +138,7 @@ fn counts_agree_with_a_model_and_end_at_zero() {
     }
 }
 
-/// If an inode number is reused, the new inode must have another generation than the old one. Trap
-/// P11.
+/// A new inode with a reused number must have another generation. Trap P11.
 #[test]
 fn number_and_generation_never_repeat() {
     let server = server();
@@ -293,7 +285,7 @@ fn umask_applies_unless_there_is_a_default_acl() {
     let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("make the file");
     assert_eq!(plain.attr.mode & 0o777, 0o640);
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
-    // The value of the ACL has version 2, and entries with rwx for owner, group and others.
+    // Version 2, and entries with rwx for owner, group and others.
     let entry = |tag: u8| [tag, 0, 7, 0, 0xff, 0xff, 0xff, 0xff];
     let acl = [&[2, 0, 0, 0][..], &entry(0x01), &entry(0x04), &entry(0x20)].concat();
     server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("set the default ACL");
@@ -358,8 +350,8 @@ fn shared_back_end_is_asked_each_time() {
     assert_eq!(server.lookup(CALLER, ROOT_NODE, b"a"), Err(Errno::NOENT));
 }
 
-/// Counter-check of `shared_back_end_is_asked_each_time`: if no other program changes the back end,
-/// the server must answer a repeated request from its cache.
+/// Control: if no other program changes the back end, the server answers a repeated request from
+/// its cache.
 #[test]
 fn control_exclusive_back_end_is_not_asked_again() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -405,8 +397,7 @@ fn server_permissions_are_checked_against_the_caller() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
     let options = Options::exclusive().with_server_permissions();
     let server = Server::new(fs, options).expect("start the server");
-    // Use pid 0, which stands for no process. So the callers have no capabilities and no
-    // supplementary groups.
+    // Pid 0 stands for no process, so the callers have no capabilities and no supplementary groups.
     let owner = Caller { uid: 1000, gid: 1000, pid: 0 };
     let other = Caller { uid: 1001, gid: 1001, pid: 0 };
     let new = NewFile { mode: mode::S_IFREG | 0o640, ..NewFile::default() };
@@ -439,8 +430,8 @@ fn write_by_another_user_clears_set_user_id() {
     assert_eq!(server.getattr(file).map(|attr| attr.mode & 0o7777), Ok(0o777));
 }
 
-/// A create request that finds a file that is not regular must fail and count no lookup. The kernel
-/// would never return that lookup.
+/// A create request that finds a file which is not regular must count no lookup, because the kernel
+/// would never return it.
 #[test]
 fn create_on_a_file_that_is_not_regular_counts_nothing() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -468,9 +459,8 @@ fn create_on_a_file_that_is_not_regular_counts_nothing() {
     }
 }
 
-/// A create request that finds an existing file must check the file's current mode instead of the
-/// cached one. In the test, another program takes the permissions of the file `g`, and renames it
-/// to `f`, the name to be created.
+/// A create request that finds a file must check its current mode and not the cached one. Another
+/// program has taken the permissions of `g` and renamed it to `f`.
 #[test]
 fn create_on_an_existing_file_checks_its_current_mode() {
     for options in [Options::shared(), Options::shared().with_server_permissions()] {
@@ -509,7 +499,6 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     let write = || server.write(other, to, 0, 0, b"text", WriteOrigin::Call).map(|n| n as u64);
     let copy = || server.copy_file_range(other, (from, 0, 0), (to, 0, 0), 4);
     for change in [&write as &dyn Fn() -> Result<u64, Errno>, &copy] {
-        // The cache still has the old mode.
         assert_eq!(server.access(other, to, 2), Ok(()));
         let set = SetAttr::default().with_mode(0o4777);
         fs.setattr(Node::detached(to, FileKind::Regular), &set).expect("change the attributes");
@@ -521,9 +510,8 @@ fn write_and_copy_clear_a_set_user_id_set_on_the_back_end() {
     assert_eq!(copy(), Err(Errno::STALE));
 }
 
-/// The server must allow any change of a `security.*` attribute, because the kernel checks the
-/// permission. If the server refused to remove a file's capabilities, a write to the file would
-/// fail.
+/// The kernel checks the permission for `security.*` attributes. If the server refused to remove a
+/// file's capabilities, a write to the file would fail.
 #[test]
 fn security_attributes_are_left_to_the_kernel() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -542,9 +530,8 @@ fn security_attributes_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// Checks that a chmod is not lost while another user writes all the time. A write may clear only
-/// the set-user-ID bit of the new mode. The writer has the pid of a real process, so that the
-/// server takes some time to read its credentials.
+/// A write by another user may clear only set-user-ID of a new mode, and must not undo the chmod.
+/// The writer has the pid of a real process, so that reading its credentials takes some time.
 #[test]
 fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -559,16 +546,19 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         server.setattr(owner, file, Change::new(set)).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. The writing thread counts each write in `written` after its end. So a read
-    // that sees the increment also sees the effects of that write.
+    // ORDERING: SeqCst. The writer adds to `written` after each write, so a load that sees the
+    // addition also sees the effects of the write. With Relaxed, the test could check the mode too
+    // early.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
         let writer = scope.spawn(|| {
-            // ORDERING: Relaxed. A stop flag.
+            // ORDERING: Relaxed. The stop flag publishes no data.
             while !is_over.load(Ordering::Relaxed) {
                 assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
-                // ORDERING: SeqCst. As above.
+                // ORDERING: SeqCst. The load in `count` that sees the addition must also see the
+                // effects of the write before it. With Relaxed, the test could check the mode too
+                // early.
                 written.fetch_add(1, Ordering::SeqCst);
             }
         });
@@ -578,8 +568,8 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
                 thread::yield_now();
             }
             chmod(0o4711);
-            // Wait for the end of two more writes. The first of them may have begun before the
-            // chmod. The second one began later, and must clear the set-user-ID bit.
+            // The first of two more writes may have begun before the chmod. The second must clear
+            // set-user-ID.
             let before = count();
             while count() < before + 2 {
                 assert!(!writer.is_finished(), "a write failed");
@@ -591,18 +581,17 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
     });
 }
 
-/// Ends the writing thread when it is dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. A stop flag.
+        // ORDERING: Relaxed. The stop flag publishes no data.
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// A write by a caller with `CAP_FSETID` must keep set-user-ID and set-group-ID. If root runs the
-/// tests, this process has the capability.
+/// A write by a caller with `CAP_FSETID` must keep both bits. This process has the capability if
+/// root runs the tests.
 #[test]
 fn write_by_root_keeps_set_user_id() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -635,9 +624,9 @@ fn hits_are_names_resolved_without_the_back_end() {
     assert_eq!(hits(&server), (3, 1), "an invalid name is not counted");
 }
 
-/// A caller makes a set-group-ID file in a set-group-ID directory, whose group the caller does not
-/// belong to. If the group may execute the file, the file must lose its set-group-ID bit. This rule
-/// depends on the caller's capabilities. Kernels before 6.0 leave it to the server. Trap X9.
+/// A file that its group may execute must lose set-group-ID if the caller is not in that group. The
+/// rule depends on the caller's capabilities, and kernels before 6.0 leave it to the server. Trap
+/// X9.
 #[test]
 fn file_made_outside_of_the_group_of_its_directory_has_no_set_group_id() {
     let server = server();

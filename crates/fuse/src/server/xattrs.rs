@@ -69,8 +69,6 @@ impl Server {
         self.setxattr_as(caller, node, name, value, flags, SetId::Unsaid)
     }
 
-    /// Sets an extended attribute as [`Server::setxattr`] does. `set_id` says whether set-group-ID
-    /// stays if the attribute is an ACL.
     pub(crate) fn setxattr_as(
         &self,
         caller: Caller,
@@ -90,7 +88,6 @@ impl Server {
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
             // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together, so the request must fail.
-            // `Create` fails if the attribute exists, and `Replace` fails if it does not.
             3 if self.getxattr(caller, node, name, 0).is_ok() => XattrMode::Create,
             3 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
@@ -144,9 +141,8 @@ impl Server {
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 
-    /// Returns the credentials that decide whether a new ACL clears set-group-ID. If the request
-    /// says whether the bit stays, the kernel has already judged the caller. Otherwise the server
-    /// reads the caller's groups and capabilities.
+    /// For an ACL, the request may say whether set-group-ID stays. Otherwise the server reads the
+    /// caller's groups and capabilities.
     fn acl_cred(&self, caller: Caller, set_id: SetId) -> Cred {
         let cred = match set_id {
             SetId::Unsaid => return self.cred_in_groups(caller),
@@ -156,12 +152,9 @@ impl Server {
         cred.with_caps(caps)
     }
 
-    /// Returns the credentials for a change of the attribute `name`.
-    ///
-    /// The kernel always checks changes of `security.*` attributes, so the returned credentials
-    /// always allow them. A check by the server could refuse a valid request: after a write to a
-    /// file, the kernel sends a request to remove `security.capability`. That request names the
-    /// writing process, which may lack the right to remove the attribute.
+    /// The kernel always checks changes of `security.*` attributes, so the server must allow them.
+    /// After a write, the kernel removes `security.capability` in the name of the writing process,
+    /// which may lack the right to do that.
     fn xattr_cred(&self, caller: Caller, name: &[u8]) -> Cred {
         let cred = self.cred(caller);
         let more = match name.starts_with(b"security.") {

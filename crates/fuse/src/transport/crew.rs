@@ -14,29 +14,23 @@ use super::uring::Registered;
 use super::{Transport, device, spawn, system, uring};
 use crate::mount::MountError;
 
-/// The threads of a session.
 #[derive(Debug, Default)]
 pub(super) struct Crew {
     threads: Vec<JoinHandle<io::Result<()>>>,
     orders: Vec<Sender<Order>>,
-    /// One receiver for each thread that has a ring. After the order `Order::Register`, the thread
-    /// sends the result of the registration to this receiver.
     reports: Vec<Receiver<Registered>>,
 }
 
-/// An order to a thread that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Register the entries of the thread's ring with the kernel. A thread without a ring does
-    /// nothing.
+    /// A thread without a ring does nothing.
     Register,
-    /// Serve requests, and use the ring if the transport is io_uring.
     Serve(Transport),
 }
 
 impl Crew {
-    /// Starts a thread that serves an io_uring ring. If the kernel does not use the ring, or when
-    /// the ring has ended, the thread reads the FUSE device with the state `successor`.
+    /// If the kernel does not use the ring, or when the ring has ended, the thread reads the FUSE
+    /// device.
     ///
     /// # Errors
     /// A [`MountError`] if the thread cannot be started.
@@ -63,10 +57,6 @@ impl Crew {
         Ok(())
     }
 
-    /// Starts a thread that serves the device.
-    ///
-    /// # Errors
-    /// As [`Crew::add_ring`].
     pub(super) fn add_reader(&mut self, reader: device::Thread) -> Result<(), MountError> {
         self.add(move |orders| {
             while let Ok(order) = orders.recv() {
@@ -89,13 +79,12 @@ impl Crew {
         Ok(())
     }
 
-    /// Registers the entries of all rings with the kernel, which delivers requests in them. If the
-    /// kernel refuses a ring, it sends all requests to the FUSE device. In that case this method
+    /// If the kernel refuses a ring, it sends all requests to the FUSE device. Then the method
     /// returns the error of the first refused ring.
     ///
     /// # Errors
-    /// The first error of a system call. After such an error the kernel delivers no requests: it
-    /// waits until each of its queues (one per processor) has a registered entry.
+    /// If a system call fails, the kernel delivers no requests: it waits until each of its queues
+    /// has a registered entry.
     pub(super) fn register(&mut self) -> Result<Option<Errno>, Errno> {
         self.order(Order::Register);
         let mut refused = None;
@@ -109,10 +98,6 @@ impl Crew {
         Ok(refused)
     }
 
-    /// Lets all threads of the session serve requests. Starts one more thread, which ends when all
-    /// of them have ended, and returns its handle.
-    ///
-    /// # Errors
     /// A [`MountError`] if that thread cannot be started.
     pub(super) fn serve(
         self,
@@ -135,8 +120,7 @@ impl Crew {
 
     fn order(&self, what: Order) {
         for order in &self.orders {
-            // Ignore an error: the thread has ended. `register` reports this when it gets no result
-            // from the thread.
+            // If the thread has ended, `register` reports that.
             let _ = order.send(what);
         }
     }

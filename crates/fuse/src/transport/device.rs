@@ -17,7 +17,6 @@ use super::MESSAGE_BYTES;
 use crate::service::{Dispatch, Outcome};
 use crate::wire::{Features, Message, OUT_HEADER_BYTES, out_header};
 
-/// A thread that reads requests from a channel and serves them.
 #[derive(Debug)]
 pub(super) struct Thread {
     dispatcher: Arc<dyn Dispatch>,
@@ -27,20 +26,15 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// Returns a thread that does not run yet.
     pub(super) fn new(dispatcher: Arc<dyn Dispatch>, channel: File) -> Thread {
         let (features, checks_delivery) = (dispatcher.features(), dispatcher.checks_delivery());
         Thread { dispatcher, features, checks_delivery, channel: Arc::new(channel) }
     }
 
-    /// Returns the dispatcher that serves the requests.
     pub(super) fn dispatcher(&self) -> &Arc<dyn Dispatch> {
         &self.dispatcher
     }
 
-    /// Serves requests until the connection ends.
-    ///
-    /// # Errors
     /// `ECONNABORTED` if the connection was aborted; other errors of read(2).
     pub(super) fn run(self) -> io::Result<()> {
         let payload_bytes = self.dispatcher.payload_bytes();
@@ -48,8 +42,8 @@ impl Thread {
         let mut answer = vec![0; OUT_HEADER_BYTES + payload_bytes];
         loop {
             match rustix::io::read(&self.channel, &mut request) {
-                // The FUSE device never delivers an empty message. The tests use a socket in place
-                // of the device. The socket delivers an empty message when its other end is closed.
+                // The FUSE device never delivers an empty message. The socket of the tests does so
+                // when its other end is closed.
                 Ok(0) | Err(Errno::NODEV) => return Ok(()),
                 Ok(len) => self.serve(&request[..len], &mut answer),
                 // `ENOENT` means that the calling process has taken its request back.
@@ -59,8 +53,6 @@ impl Thread {
         }
     }
 
-    /// Serves one request. Writes the body of the answer into `answer`, after the space for the
-    /// header.
     fn serve(&self, request: &[u8], answer: &mut [u8]) {
         let message = match Message::parse(request, self.features) {
             Ok(message) => message,
@@ -98,8 +90,8 @@ impl Thread {
     }
 }
 
-/// Sends an answer. An error means that the connection has ended. The request and all lookups that
-/// the kernel holds have then ended too, so it is enough to log the error.
+/// An error means that the connection has ended. The request and all lookups that the kernel holds
+/// have ended too, so it is enough to log the error.
 fn send<const N: usize>(channel: &File, parts: [&[u8]; N]) {
     let parts = parts.map(IoSlice::new);
     if let Err(error) = rustix::io::retry_on_intr(|| rustix::io::writev(channel, &parts)) {

@@ -41,19 +41,14 @@ use crate::options::{Options, WriteCache};
 use crate::server::Server;
 use crate::wire::{Features, OUT_HEADER_BYTES, Opcode};
 
-/// The number of streams of each case.
 const STREAMS: u64 = 3;
-/// The number of requests of a stream.
 const REQUESTS: u64 = 2000;
-/// The handle that every open file gets from the back end `tmpfs_with_handles`.
 const HANDLE: u64 = 7;
-/// The features that the kernel offers: all but `FUSE_INIT_RESERVED`, io_uring, and the features
-/// that the adapter for fuser never chooses.
+/// The kernel offers all features but `FUSE_INIT_RESERVED`, io_uring, and those that the adapter
+/// for fuser never chooses.
 const OFFERED: u64 =
     !(1 << 31 | Features::OVER_IO_URING | Features::HANDLE_KILLPRIV_V2 | Features::SETXATTR_EXT);
-/// The features that let a server do without opens.
 const FREE_OPENS: u64 = Features::NO_OPEN_SUPPORT | Features::NO_OPENDIR_SUPPORT;
-/// The operations that must succeed at least once.
 const OPERATIONS: [Opcode; 34] = [
     Opcode::LOOKUP,
     Opcode::GETATTR,
@@ -90,10 +85,8 @@ const OPERATIONS: [Opcode; 34] = [
     Opcode::COPY_FILE_RANGE,
     Opcode::COPY_FILE_RANGE_64,
 ];
-/// The flag of an ioctl that may access all memory of the caller (`FUSE_IOCTL_UNRESTRICTED`).
 const IOCTL_UNRESTRICTED: u32 = 2;
 
-/// One case of the test: the options of the servers, and the features that the kernel offers.
 struct Case {
     name: &'static str,
     options: Options,
@@ -103,11 +96,9 @@ struct Case {
     requests: u64,
 }
 
-/// A difference between the dispatcher and fuser that is no bug.
+/// A difference between the answers of the dispatcher and of fuser that is no bug.
 struct Difference {
     reason: &'static str,
-    /// Returns true if `reason` alone explains why the answers to the request differ. The first
-    /// answer is the dispatcher's, and the second one is fuser's.
     explains: fn(&Request, &[u8], &[u8]) -> bool,
 }
 
@@ -163,8 +154,6 @@ const DIFFERENCES: [Difference; 6] = [
     },
 ];
 
-/// Returns true if two successful answers differ only in their timeouts. Both timeouts in `fuser`
-/// must be the shorter one of the two in `ours`.
 fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
         return false;
@@ -172,7 +161,6 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     let without_timeouts = |answer: &[u8]| {
         let mut answer = answer.to_vec();
         let attributes = reply::attributes(opcode, &answer[OUT_HEADER_BYTES..]);
-        // The timeouts are the 24 bytes before the attributes.
         for end in attributes.iter().map(|at| OUT_HEADER_BYTES + at) {
             answer[end - 24..end].fill(0);
         }
@@ -187,9 +175,6 @@ fn only_timeouts_differ(opcode: Opcode, ours: &[u8], fuser: &[u8]) -> bool {
     without_timeouts(ours) == without_timeouts(fuser) && timeouts(fuser) == [entry.min(attr); 2]
 }
 
-/// Returns true if two listings differ only in entries whose lookup failed in the server. In
-/// `ours`, such an entry has the node number 0. At least one such entry must exist. Attributes and
-/// timeouts are not compared.
 fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let opcode = Opcode::READDIRPLUS;
     if [ours, fuser].iter().any(|answer| reply::error(answer).is_some()) {
@@ -198,7 +183,8 @@ fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
     let (ours, fuser) = (&ours[OUT_HEADER_BYTES..], &fuser[OUT_HEADER_BYTES..]);
     let (entries, theirs) = (reply::entries(opcode, ours), reply::entries(opcode, fuser));
     let is_failed = |entry: &reply::Entry<'_>| {
-        // The C library skips an entry whose number is 0.
+        // The C library skips an entry without an inode number, so the server reports one even if
+        // the lookup failed.
         reply::u64_at(ours, entry.start) == 0 && reply::u64_at(ours, entry.dirent) != 0
     };
     let node = |body: &[u8], entry: &reply::Entry<'_>| reply::u64_at(body, entry.start);
@@ -207,7 +193,6 @@ fn only_failed_entries_differ(ours: &[u8], fuser: &[u8]) -> bool {
         && entries.iter().all(|entry| is_failed(entry) || node(ours, entry) == node(fuser, entry))
 }
 
-/// The three fronts of a case.
 struct Fronts {
     all: [Front; 3],
     unique: u64,
@@ -215,14 +200,10 @@ struct Fronts {
     seen: Seen,
 }
 
-/// The results of the requests.
 #[derive(Clone, Debug, Default)]
 struct Seen {
-    /// How often each of [`DIFFERENCES`] has occurred.
     differences: [u64; DIFFERENCES.len()],
-    /// The numbers of the operations that have succeeded.
     operations: BTreeSet<u32>,
-    /// The numbers of the errors.
     errors: BTreeSet<i32>,
 }
 
@@ -236,7 +217,6 @@ impl Seen {
 }
 
 impl Fronts {
-    /// Opens three connections, and compares the answers to the first request.
     fn open(case: &Case) -> Fronts {
         let server = || {
             let server = Server::new((case.back_end)(), case.options.clone());
@@ -260,15 +240,13 @@ impl Fronts {
         Fronts { all: [ring, device, fuser], unique: 2, now_secs: now.as_secs(), seen }
     }
 
-    /// Sends a request to the three servers under test, checks that their answers are equal, and
-    /// returns the answer.
     fn call(&mut self, request: &Request, place: &str) -> Vec<u8> {
         let opcode = request.opcode;
         let [ours, device, mut fuser] = self.call_all(request, [opcode; 3]);
         assert_eq!(ours, device, "{place}: ring and device differ: {request:?}");
         if opcode == Opcode::COPY_FILE_RANGE_64 && reply::error(&fuser) == Some(Errno::NOSYS) {
-            // fuser does not know `COPY_FILE_RANGE_64`. So send `COPY_FILE_RANGE` to fuser instead:
-            // its file must stay equal to the files of the other two servers.
+            // fuser does not know `COPY_FILE_RANGE_64`. It gets `COPY_FILE_RANGE`, so that its file
+            // stays equal to those of the other servers.
             self.seen.differences[0] += 1;
             let older = Request { opcode: Opcode::COPY_FILE_RANGE, ..request.clone() };
             fuser = self.call_one(&older);
@@ -294,8 +272,6 @@ impl Fronts {
         ours
     }
 
-    /// Sends a request to each of the three servers under test. `opcodes` contains the opcode for
-    /// each server. Receives the answers, unless the request is a forget.
     fn call_all(&mut self, request: &Request, opcodes: [Opcode; 3]) -> [Vec<u8>; 3] {
         self.unique += 2;
         for (front, opcode) in self.all.iter().zip(opcodes) {
@@ -307,7 +283,6 @@ impl Fronts {
         })
     }
 
-    /// Sends a request to fuser only.
     fn call_one(&mut self, request: &Request) -> Vec<u8> {
         self.unique += 2;
         let fuser = &mut self.all[2];
@@ -315,7 +290,6 @@ impl Fronts {
         fuser.receive(request.opcode, self.unique)
     }
 
-    /// Ends the fronts.
     fn end(mut self, place: &str) -> Seen {
         self.call(&Request::new(Opcode::DESTROY, 0), place);
         self.all.into_iter().for_each(Front::end);
@@ -323,13 +297,11 @@ impl Fronts {
     }
 }
 
-/// Returns `answer` without the times that the clock has set.
 fn masked(mut answer: Vec<u8>, request: &Request, now_secs: u64) -> Vec<u8> {
     reply::mask_times(request.opcode, &mut answer[OUT_HEADER_BYTES..], now_secs);
     answer
 }
 
-/// Sends a stream of requests.
 fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
     let mut fronts = Fronts::open(case);
     let mut kernel = Kernel::new(rng, case.handle);
@@ -359,8 +331,8 @@ fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
 }
 
 fn tmpfs() -> Arc<dyn FileSystem> {
-    // Turn off the sharing of equal extended attributes. The clock decides when tmpfs finds equal
-    // sets. So the used space could differ between the servers under test.
+    // The clock decides when tmpfs finds equal extended attributes, so with sharing the used space
+    // could differ between the servers.
     Arc::new(Tmpfs::new(TmpfsOptions::default().with_share_xattrs(false)))
 }
 
@@ -398,7 +370,7 @@ fn cases() -> [Case; 6] {
     ]
 }
 
-/// A file system whose root directory contains two names. The lookup of the name `broken` fails.
+/// The root directory has two names. The lookup of `broken` fails.
 struct Broken;
 
 impl Broken {
@@ -444,7 +416,6 @@ impl FileSystem for Broken {
     }
 }
 
-/// Lists a directory in which one lookup fails.
 fn list_broken() -> Seen {
     let case = case("broken", Options::shared(), || Arc::new(Broken));
     let mut fronts = Fronts::open(&case);

@@ -11,8 +11,7 @@ use super::{spawn, system};
 use crate::mount::{AllowedUsers, Device, MountError, MountOptions};
 use crate::service::Service;
 
-/// Negotiates with the kernel, and starts fuser's threads. Calls `on_ready` before they serve the
-/// first request.
+/// Calls `on_ready` before the first request is served.
 pub(super) fn start(
     server: &Arc<dyn Service>,
     device: &Device,

@@ -41,61 +41,49 @@ use crate::mount::Device;
 use crate::service::{Dispatch, Outcome};
 use crate::wire::{Features, Message};
 
-/// The number of entries of a queue that one thread serves.
 const DEPTH: usize = 8;
-/// The longest body of an answer to a request that has data or a name, in bytes. It is the longest
-/// possible value of an extended attribute.
+/// Size in bytes of the longest value of an extended attribute. No answer to a request that has
+/// data or a name is longer.
 const SCRATCH_BYTES: usize = 64 << 10;
-/// The pause after an error of io_uring.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A ring with the queues that it serves.
 #[derive(Debug)]
 pub(super) struct Queues {
     ring: FuseRing,
-    /// The numbers of the processors whose requests the ring gets.
     cpus: Vec<u16>,
 }
 
-/// A thread that serves the requests of a ring.
 #[derive(Debug)]
 pub(super) struct Thread {
     queues: Queues,
     dispatcher: Arc<dyn Dispatch>,
     features: Features,
-    /// The answers of offload threads.
     finished: Arc<Finished>,
-    /// Serves the FUSE device on this thread after the ring has ended, or if the ring is not used.
+    /// The thread serves the FUSE device after the ring has ended, or if the ring is not used.
     successor: device::Thread,
 }
 
-/// The result of the registration of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Registered {
-    /// The kernel has an entry of each queue.
     Done,
     /// The kernel has refused all entries of a queue. It then sends all requests to the FUSE
     /// device.
     Refused(Errno),
     /// A system call has failed, so a queue of the kernel may lack an entry. The kernel delivers no
-    /// requests until each of its queues has a registered entry.
+    /// requests until each of its queues has one.
     Failed(Errno),
 }
 
-/// The body of an answer, or an error.
 type Answer = Result<Box<[u8]>, Errno>;
 
-/// Answers that offload threads pass to the thread of a ring.
 #[derive(Debug)]
 struct Finished {
-    /// The answers that the ring's thread must send. Protected by their own mutex. A thread that
-    /// holds it takes no other lock.
+    /// Protected by its own mutex, under which no other lock is taken.
     answers: Mutex<Vec<(EntryId, Answer)>>,
     waker: RingWaker,
 }
 
-/// Returns one ring for each of `threads` threads. Every queue of the kernel belongs to at least
-/// one ring. `payload_bytes` is the length of the longest request or answer without its header.
+/// Every queue of the kernel belongs to at least one ring.
 ///
 /// # Errors
 /// The errors of [`FuseRing::new`].
@@ -115,16 +103,13 @@ pub(super) fn rings(
         .collect()
 }
 
-/// Returns the queues that the thread number `thread` serves. `cpus` is the number of processors,
-/// each of which has a queue.
+/// Each of the `cpus` processors has a queue.
 fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
     let first = (thread % usize::from(cpus)) as u16;
     (first..cpus).step_by(threads.max(1)).collect()
 }
 
 impl Thread {
-    /// Returns the state of a thread that serves a ring. With `successor`, the thread reads the
-    /// FUSE device if the kernel does not use the ring, or after the ring has ended.
     pub(super) fn new(queues: Queues, successor: device::Thread) -> Thread {
         let finished = Finished { answers: Mutex::default(), waker: queues.ring.waker() };
         let dispatcher = Arc::clone(successor.dispatcher());
@@ -132,8 +117,7 @@ impl Thread {
         Thread { queues, dispatcher, features, finished: Arc::new(finished), successor }
     }
 
-    /// Registers the entries of the ring with the kernel, which puts requests into them. The thread
-    /// that calls this method must also call [`Thread::run`].
+    /// The thread that calls this method must also call [`Thread::run`].
     pub(super) fn register(&mut self) -> Registered {
         match self.queues.ring.register() {
             Ok(true) => Registered::Done,
@@ -142,26 +126,21 @@ impl Thread {
         }
     }
 
-    /// Returns the thread that serves the device.
     pub(super) fn into_successor(self) -> device::Thread {
         self.successor
     }
 
-    /// Serves requests until the connection ends.
-    ///
-    /// # Errors
-    /// As [`device::Thread::run`].
     pub(super) fn run(mut self) -> io::Result<()> {
         let before = run_on(&self.queues.cpus);
         let mut scratch = vec![0; SCRATCH_BYTES];
         while self.queues.ring.live() > 0 {
-            // Serve one request, and send its answer before the next request is served. A slow
-            // request must not hold back the answer to an earlier request.
+            // Send each answer before the next request is served: a slow request must not hold back
+            // the answer to an earlier one.
             match self.queues.ring.wait() {
                 Ok(waited) if waited.is_woken => self.send_finished(),
                 Ok(_) => {}
-                // The wait has failed with an error such as `ENOMEM`. Continue: this thread may be
-                // the only one that serves its queues.
+                // After an error such as `ENOMEM`, continue: this thread may be the only one that
+                // serves its queues.
                 Err(error) => {
                     log::error!("waiting for requests over io_uring: {error}");
                     thread::sleep(PAUSE);
@@ -181,12 +160,10 @@ impl Thread {
         self.successor.run()
     }
 
-    /// Serves one request.
     fn serve(&mut self, entry: EntryId, scratch: &mut [u8]) {
         let RingRequest { header, op_in, payload, payload_len } = self.queues.ring.request(&entry);
-        // The payload buffer holds the names and data of the request, and later the body of the
-        // answer. The dispatcher reads the request while it writes the body. So if the request has
-        // names or data, the dispatcher writes the body into `scratch`.
+        // The payload buffer holds the names and data of the request. The dispatcher still reads
+        // them while it writes the body, so then it writes the body into `scratch`.
         let (outcome, owned) = if payload_len == 0 {
             match Message::parse_parts(header, op_in, &[], self.features) {
                 Ok(message) => {
@@ -218,9 +195,8 @@ impl Thread {
                 };
                 self.dispatcher.serve_later(message, Box::new(reply));
             }
-            // This request has no answer. The kernel sends such requests to the FUSE device, and
-            // never to a ring. If one arrives in a ring all the same, an empty answer makes its
-            // entry free for the next request.
+            // The kernel sends a request without an answer only to the FUSE device. If one arrives
+            // here all the same, an empty answer frees its entry for the next request.
             (_, None) => self.queues.ring.reply(entry, Ok(0)),
         }
     }
@@ -244,14 +220,11 @@ fn malformed() -> Outcome {
     Outcome::Answer(Err(Errno::IO))
 }
 
-/// Returns true if a command failed because the connection has ended.
 fn is_end(error: Errno) -> bool {
     matches!(error, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV)
 }
 
-/// Binds this thread to the processors in `cpus`, as far as the thread may run on them. Returns the
-/// processors on which it could run before. If it may run on none of `cpus`, changes nothing and
-/// returns None.
+/// Changes nothing and returns None if the thread may run on none of `cpus`.
 fn run_on(cpus: &[u16]) -> Option<CpuSet> {
     let allowed = rustix::thread::sched_getaffinity(None).ok()?;
     let mut set = CpuSet::new();
@@ -264,8 +237,7 @@ fn run_on(cpus: &[u16]) -> Option<CpuSet> {
     Some(allowed)
 }
 
-/// Sets the processors on which this thread runs. Ignores an error, because the thread can serve
-/// its requests on any processor.
+/// Ignores an error, because the thread can serve its requests on any processor.
 fn set_affinity(set: &CpuSet) {
     let _ = rustix::thread::sched_setaffinity(None, set);
 }

@@ -2,15 +2,14 @@
 //! answer, in which the server chooses some of them.
 //!
 //! # Features that the server does not choose
-//! - File locks, unless the back end manages them. Without this feature the kernel manages file
+//! - File locks, unless the back end manages them. Without the feature the kernel manages file
 //!   locks itself, as for a local file system.
 //! - `FUSE_SPLICE_*`: no transport uses splice(2).
 //! - `FUSE_ALLOW_IDMAP`: with it, the kernel sends the user and the group only in requests that
 //!   make a file, and -1 in all others. It does so even on a mount whose users are not mapped.
-//! - `FUSE_CREATE_SUPP_GROUP`: with it, a request that makes a file says whether the caller is in
-//!   the group of the directory. The server needs that only to clear set-group-ID of the new file,
-//!   and a kernel with this feature has already done so. A server that checks permissions needs all
-//!   groups of the caller anyway.
+//! - `FUSE_CREATE_SUPP_GROUP`: a request that makes a file would say whether the caller is in the
+//!   group of the directory. The server would need that only to clear set-group-ID, which a kernel
+//!   with the feature has already done.
 //!
 //! # The privileges of a changed file
 //! A change of a file clears its set-user-ID and set-group-ID bits, and its capabilities.
@@ -18,10 +17,9 @@
 //! - With `FUSE_HANDLE_KILLPRIV`, the server clears the bits. It chooses this feature if it checks
 //!   permissions itself.
 //! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears the bits, and a flag in most requests says
-//!   whether to do so. The server chooses this feature if no other program changes the files. It
-//!   also does so if the kernel writes files of the host itself, because the host then clears the
-//!   bits. Only with this feature does the kernel remember that a file has no privileges. Otherwise
-//!   it requests `security.capability` before each write.
+//!   whether to do so. The kernel then remembers that a file has no privileges. Without the feature
+//!   it requests `security.capability` before each write. The server chooses the feature if no
+//!   other program changes the files, or if the kernel writes files of the host itself.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`process_init_reply`).
 
@@ -31,19 +29,15 @@ use super::{Args, Body};
 use crate::options::{Options, Ownership, Permissions, ReaddirPlus, WriteCache};
 use crate::server::Server;
 
-/// The major version of the protocol.
 const MAJOR: u32 = 7;
-/// The newest minor version that this crate knows.
 const MINOR: u32 = 45;
-/// The oldest minor version that this crate supports (Linux 5.4).
+/// Linux 5.4, the oldest kernel that this crate supports.
 const MINOR_MIN: u32 = 31;
-/// Minimum length of a buffer for requests and answers, in bytes. It is the length of the longest
-/// value of an extended attribute, and larger than the 8192 bytes that the kernel demands.
+/// The length of the longest value of an extended attribute. The kernel demands at least 8192
+/// bytes.
 const PAYLOAD_BYTES_MIN: usize = 64 << 10;
-/// The length of the body of the answer to `FUSE_INIT`, in bytes (`struct fuse_init_out`).
 pub(crate) const INIT_REPLY_BYTES: usize = 64;
 
-/// Defines a constant for the bit of each feature.
 macro_rules! features {
     ($($name:ident = $bit:literal;)*) => {
         $(pub(crate) const $name: u64 = 1 << $bit;)*
@@ -84,7 +78,6 @@ impl Features {
         OVER_IO_URING = 41;
     }
 
-    /// The features that every server needs.
     const COMMON: u64 = Features::ASYNC_READ
         | Features::BIG_WRITES
         | Features::MAX_PAGES
@@ -94,16 +87,14 @@ impl Features {
         | Features::ASYNC_DIO
         | Features::HAS_IOCTL_DIR;
 
-    /// The features that pass locks of fcntl(2) and of flock(2) to the server.
     const LOCKS: u64 = Features::POSIX_LOCKS | Features::FLOCK_LOCKS;
 
-    /// Returns those of the offered features that `server` needs.
     pub(crate) fn choose(server: &Server, offered: Features) -> Features {
         let options = server.options();
         let mut wanted = Features::COMMON
             | Features::DONT_MASK
-            // `EXPORT_SUPPORT` allows the kernel to look up `.` and `..`. The kernel does so when a
-            // process opens a file handle of an inode that the kernel has forgotten.
+            // `EXPORT_SUPPORT` allows the kernel to look up `.` and `..`. It does so to open a file
+            // handle of an inode that it has forgotten.
             | Features::EXPORT_SUPPORT;
         wanted |= readdirplus(options);
         if options.write_cache == WriteCache::Back {
@@ -132,16 +123,14 @@ impl Features {
         Features(wanted & offered.0)
     }
 
-    /// Returns those of the offered features that `server` needs over the transports of this crate.
-    /// fuser has neither locks of the back end nor passthrough, and it cannot read a long setxattr
-    /// request.
+    /// Features over the transports of this crate. fuser has neither locks of the back end nor
+    /// passthrough, and it cannot read a long setxattr request.
     pub(crate) fn choose_own(server: &Server, offered: Features) -> Features {
         let options = server.options();
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
         let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };
         // With `SETXATTR_EXT` the kernel decides whether set-group-ID stays, by its cached group of
-        // the file. So request it only if the kernel checks ACLs and no other program changes the
-        // files.
+        // the file. So the kernel must check ACLs, and no other program may change the files.
         let judges =
             options.permissions == Permissions::Kernel && options.ownership == Ownership::Exclusive;
         let setxattr = if judges { Features::SETXATTR_EXT } else { 0 };
@@ -149,9 +138,8 @@ impl Features {
         Features(Features::choose(server, offered).0 | wanted & offered.0)
     }
 
-    /// Returns the offered features that an asynchronous server needs. It leaves out
-    /// `FUSE_DONT_MASK`, so the kernel applies the umask. It leaves out `FUSE_ATOMIC_O_TRUNC`, so
-    /// the kernel sends a separate request to truncate a file in an open.
+    /// Without `FUSE_DONT_MASK` the kernel applies the umask. Without `FUSE_ATOMIC_O_TRUNC` it
+    /// sends a separate request to truncate a file in an open.
     pub(crate) fn choose_async(options: &Options, has_locks: bool, offered: Features) -> Features {
         let mut wanted = Features::COMMON | Features::NO_OPEN_SUPPORT | readdirplus(options);
         if options.ownership == Ownership::Shared {
@@ -163,14 +151,13 @@ impl Features {
         Features(wanted & offered.0)
     }
 
-    /// Returns true if the server may tell the kernel to send neither opens nor releases.
     pub(crate) fn opens_are_free(server: &Server, offered: Features) -> bool {
         let needed = Features::NO_OPEN_SUPPORT | Features::NO_OPENDIR_SUPPORT;
         server.opens_are_free() && offered.0 & needed == needed
     }
 }
 
-/// The kernel's request that opens a connection. Analogous to `struct fuse_init_in`.
+/// Analogous to `struct fuse_init_in`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Init {
     major: u32,
@@ -180,9 +167,6 @@ pub(crate) struct Init {
 }
 
 impl Init {
-    /// Reads the request.
-    ///
-    /// # Errors
     /// `EIO` for a malformed request. `EPROTO` if the kernel is older than Linux 5.4.
     pub(crate) fn parse(mut args: Args<'_>) -> Result<Init, Errno> {
         let (major, minor) = (args.u32()?, args.u32()?);
@@ -198,34 +182,26 @@ impl Init {
         Ok(Init { major, minor, max_readahead, offered })
     }
 
-    /// The body of the answer to a `FUSE_INIT` request of a kernel with a newer major version.
+    /// Answers a kernel with a newer major version.
     pub(crate) const VERSION: [u8; 8] = {
         let ([a, b, c, d], [e, f, g, h]) = (MAJOR.to_ne_bytes(), MINOR.to_ne_bytes());
         [a, b, c, d, e, f, g, h]
     };
 
-    /// Returns the length in bytes of the longest request or answer without its header.
     pub(crate) fn payload_bytes(&self, options: &Options) -> usize {
         let bytes = self.pages(options) as usize * rustix::param::page_size();
         bytes.max(PAYLOAD_BYTES_MIN)
     }
 
-    /// Returns the most pages of one request.
     fn pages(&self, options: &Options) -> u32 {
         let bytes = options.write_bytes_max.max(self.max_readahead) as usize;
         bytes.div_ceil(rustix::param::page_size()) as u32
     }
 
-    /// Returns true if the kernel has a newer major version. Such a kernel repeats its `FUSE_INIT`
-    /// request with the version that the answer names.
     pub(crate) fn is_newer(&self) -> bool {
         self.major > MAJOR
     }
 
-    /// Writes the answer.
-    ///
-    /// # Errors
-    /// As [`Body::bytes`].
     pub(crate) fn reply(
         &self,
         options: &Options,
@@ -251,20 +227,17 @@ impl Init {
     }
 }
 
-/// Returns the features for listings with attributes.
 fn readdirplus(options: &Options) -> u64 {
     match options.readdirplus {
         ReaddirPlus::Never => 0,
-        // Do not request listings with attributes if the entry timeout is 0. Then the kernel
-        // looks up each name again anyway, and does not use the attributes of a listing.
+        // With an entry timeout of 0 the kernel looks up each name again anyway, and does not use
+        // the attributes of a listing.
         ReaddirPlus::Auto if options.entry_timeout.is_zero() => 0,
         ReaddirPlus::Auto => Features::DO_READDIRPLUS | Features::READDIRPLUS_AUTO,
         ReaddirPlus::Always => Features::DO_READDIRPLUS,
     }
 }
 
-/// Returns a word of 32 bits that contains two numbers of 16 bits. In memory, `first` lies before
-/// `second`. A number that does not fit becomes the largest number that fits.
 fn pair(first: u32, second: u32) -> u32 {
     let [a, b] = [first, second].map(|number| number.min(u32::from(u16::MAX)) as u16);
     let ([a, b], [c, d]) = (a.to_ne_bytes(), b.to_ne_bytes());

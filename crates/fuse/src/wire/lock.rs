@@ -9,11 +9,11 @@ use corewalk::{Errno, FileLock, LockKind};
 
 use super::{Body, Message, Opcode};
 
-/// The flag of a request about a lock of flock(2) (`FUSE_LK_FLOCK`).
+/// The request is about a lock of flock(2).
 const LK_FLOCK: u32 = 1;
 /// A release ends the locks of flock(2) (`FUSE_RELEASE_FLOCK_UNLOCK`).
 const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
-/// The numbers of the kinds of locks (`F_RDLCK`, `F_WRLCK`, `F_UNLCK`).
+/// `F_RDLCK`, `F_WRLCK` and `F_UNLCK`.
 const KINDS: [LockKind; 3] = [LockKind::Read, LockKind::Write, LockKind::Unlock];
 
 /// The owner of locks that end with a request.
@@ -24,9 +24,6 @@ pub(crate) struct LockOwner {
 }
 
 impl Message<'_> {
-    /// Reads the arguments of a request about a lock: the handle of the open file, and the lock.
-    ///
-    /// # Errors
     /// `EINVAL` for an unknown kind of lock, and for a range that ends before it starts.
     pub(crate) fn lock(&self) -> Result<(u64, FileLock), Errno> {
         let mut args = self.args();
@@ -51,7 +48,6 @@ impl Message<'_> {
 }
 
 impl Body<'_> {
-    /// Adds a `struct fuse_lk_out`.
     pub(crate) fn lock_out(&mut self, lock: &FileLock) -> Result<(), Errno> {
         self.u64(lock.start)?;
         self.u64(lock.end)?;

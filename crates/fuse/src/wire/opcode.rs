@@ -2,22 +2,20 @@
 
 use super::Features;
 
-/// The number of an operation. Analogous to `enum fuse_opcode`.
+/// Analogous to `enum fuse_opcode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Opcode(pub(crate) u32);
 
-/// The length in bytes of the fixed arguments of a request that sets an extended attribute, on a
-/// connection with the feature `FUSE_SETXATTR_EXT`.
+/// Length in bytes of the fixed arguments of setxattr on a connection with the feature
+/// `FUSE_SETXATTR_EXT`.
 const SETXATTR_EXT_BYTES: usize = 16;
 
-/// Defines each operation with its number and the length of its fixed arguments in bytes.
 macro_rules! opcodes {
     ($($name:ident = $number:literal, $bytes:literal;)*) => {
         impl Opcode {
             $(pub(crate) const $name: Opcode = Opcode($number);)*
 
-            /// Returns the length in bytes of the operation's fixed arguments on a connection with
-            /// `features`. The length is 0 for an operation that this crate does not know.
+            /// The length is 0 for an operation that this crate does not know.
             pub(crate) fn fixed_bytes(self, features: Features) -> usize {
                 if self == Opcode::SETXATTR && features.0 & Features::SETXATTR_EXT != 0 {
                     return SETXATTR_EXT_BYTES;

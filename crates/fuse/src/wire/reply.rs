@@ -7,15 +7,12 @@ use corewalk::{Attr, Errno, FileKind, StatFs, Timespec};
 use crate::passthrough::BackingId;
 use crate::timeouts::Timeouts;
 
-/// The length of `struct fuse_out_header` in bytes.
 pub(crate) const OUT_HEADER_BYTES: usize = 16;
-/// The length of `struct fuse_dirent` without the name, in bytes.
 const DIRENT_BYTES: usize = 24;
-/// The length of `struct fuse_entry_out` in bytes.
 const ENTRY_BYTES: usize = 128;
 
-/// Masks of statx(2): `STATX_BASIC` for the attributes that stat(2) has too, `STATX_BTIME` for the
-/// time of creation.
+/// `STATX_BASIC` stands for the attributes that stat(2) has too, and `STATX_BTIME` for the time of
+/// creation.
 const STATX_BASIC: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 
@@ -32,7 +29,6 @@ pub(crate) fn out_header(
     bytes
 }
 
-/// The body of an answer, in a buffer of fixed length.
 #[derive(Debug)]
 pub(crate) struct Body<'a> {
     buffer: &'a mut [u8],
@@ -40,24 +36,18 @@ pub(crate) struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// Returns an empty body.
     pub(crate) fn new(buffer: &'a mut [u8]) -> Body<'a> {
         Body { buffer, len: 0 }
     }
 
-    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Removes everything.
     pub(crate) fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Adds `bytes`.
-    ///
-    /// # Errors
     /// `EIO` if the buffer is full.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         let end = self.len + bytes.len();
@@ -66,11 +56,6 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Adds the bytes that `fill` writes to this body. `fill` gets a buffer of at most `max` bytes,
-    /// and returns the number of bytes that it has written.
-    ///
-    /// # Errors
-    /// The error of `fill`; `EINVAL` if the buffer is shorter than `max`.
     pub(crate) fn fill(
         &mut self,
         max: usize,
@@ -82,20 +67,14 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Adds a word of 32 bits.
-    ///
-    /// # Errors
-    /// As [`Body::bytes`]. The same holds for the methods below.
     pub(crate) fn u32(&mut self, word: u32) -> Result<(), Errno> {
         self.bytes(&word.to_ne_bytes())
     }
 
-    /// Adds a word of 64 bits.
     pub(crate) fn u64(&mut self, word: u64) -> Result<(), Errno> {
         self.bytes(&word.to_ne_bytes())
     }
 
-    /// Adds a `struct fuse_attr`.
     pub(crate) fn attr(&mut self, attr: &Attr) -> Result<(), Errno> {
         for word in [attr.ino, attr.size, attr.blocks] {
             self.u64(word)?;
@@ -103,12 +82,11 @@ impl<'a> Body<'a> {
         let times = [attr.atime, attr.mtime, attr.ctime];
         times.iter().try_for_each(|time| self.u64(time.secs as u64))?;
         times.iter().try_for_each(|time| self.u32(time.nanos))?;
-        // FUSE has only 32 bits for a device number. So the major number must have at most 12 bits.
+        // FUSE has 32 bits for a device number, so the major number must have at most 12 bits.
         let words = [attr.mode, attr.nlink, attr.uid, attr.gid, attr.rdev as u32, attr.blksize, 0];
         words.iter().try_for_each(|&word| self.u32(word))
     }
 
-    /// Adds a `struct fuse_attr_out`.
     pub(crate) fn attr_out(&mut self, timeout: Duration, attr: &Attr) -> Result<(), Errno> {
         self.u64(timeout.as_secs())?;
         self.u32(timeout.subsec_nanos())?;
@@ -140,7 +118,6 @@ impl<'a> Body<'a> {
         self.bytes(&[0; 112])
     }
 
-    /// Adds a `struct fuse_entry_out`.
     pub(crate) fn entry_out(
         &mut self,
         (node, generation): (u64, u64),
@@ -156,7 +133,6 @@ impl<'a> Body<'a> {
         self.attr(attr)
     }
 
-    /// Adds an entry that tells that there is no such name.
     pub(crate) fn negative_entry(&mut self, timeout: Duration) -> Result<(), Errno> {
         self.u64(0)?;
         self.u64(0)?;
@@ -166,14 +142,12 @@ impl<'a> Body<'a> {
         self.bytes(&[0; ENTRY_BYTES - 36])
     }
 
-    /// Adds a `struct fuse_open_out`.
     pub(crate) fn open_out(&mut self, handle: u64, flags: u32) -> Result<(), Errno> {
         self.u64(handle)?;
         self.u32(flags)?;
         self.u32(0)
     }
 
-    /// Adds a `struct fuse_open_out` of a file that is passed through.
     pub(crate) fn passed_out(
         &mut self,
         handle: u64,
@@ -185,7 +159,6 @@ impl<'a> Body<'a> {
         self.u32(id.get())
     }
 
-    /// Adds a `struct fuse_statfs_out`.
     pub(crate) fn statfs_out(&mut self, fs: &StatFs) -> Result<(), Errno> {
         for word in [fs.blocks, fs.bfree, fs.bavail, fs.files, fs.ffree] {
             self.u64(word)?;
@@ -196,11 +169,8 @@ impl<'a> Body<'a> {
         self.bytes(&[0; 28])
     }
 
-    /// Adds a `struct fuse_dirent` with its name and the padding behind it.
-    ///
-    /// # Errors
-    /// `EIO` if the entry with its name and padding does not fit, because the answer's body may
-    /// have at most `limit` bytes. In that case nothing is added.
+    /// `EIO` if the entry would make the body longer than `limit` bytes. In that case nothing is
+    /// added.
     pub(crate) fn dirent(
         &mut self,
         limit: usize,
@@ -222,11 +192,6 @@ impl<'a> Body<'a> {
         self.bytes(&[0; 8][..padding])
     }
 
-    /// Adds a `struct fuse_direntplus` to this body. The argument `entry` is `None` if the
-    /// attributes of the name are not known.
-    ///
-    /// # Errors
-    /// As [`Body::dirent`].
     pub(crate) fn direntplus(
         &mut self,
         limit: usize,

@@ -26,21 +26,14 @@ use crate::site::{AsyncSite, async_mount_options};
 mod async_memory;
 use async_memory::Later;
 
-/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The delay of a call that hangs.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// A function that gets the name of a back-end call and the name of its file, and returns how long
-/// the call waits.
 type Delay = Box<dyn Fn(&'static str, &[u8]) -> Duration + Send + Sync>;
 
-/// A mounted asynchronous file system in memory.
 type Site = AsyncSite<Later<Delay>>;
 
 impl Site {
-    /// Mounts a file system each of whose calls waits for the time that `delay` returns. `threads`
-    /// threads read requests.
     fn of(
         options: Options,
         threads: usize,
@@ -49,7 +42,6 @@ impl Site {
         Site::with(&async_mount_options().with_threads(threads), options, delay)
     }
 
-    /// Mounts as [`Site::of`] does, with the mount options `with`.
     fn with(
         with: &MountOptions,
         options: Options,
@@ -59,8 +51,6 @@ impl Site {
     }
 }
 
-/// Returns the mount options of the tests, but with the FUSE device instead of io_uring. Over
-/// io_uring, at most 8 requests of each processor can wait for the back end.
 fn without_rings() -> MountOptions {
     match async_mount_options() {
         options if options.transport == Transport::Uring => {
@@ -70,7 +60,6 @@ fn without_rings() -> MountOptions {
     }
 }
 
-/// Starts a program that reads the file at `path` with one read(2).
 fn reader(path: &Path) -> Child {
     let mut command = Command::new("head");
     command.args(["-c", "1"]).arg(path).stdout(Stdio::null()).stderr(Stdio::null());
@@ -81,7 +70,6 @@ fn threads_of_this_process() -> usize {
     fs::read_dir("/proc/self/task").expect("list the threads").count()
 }
 
-/// Returns the resident memory of this process, in bytes.
 fn resident_bytes() -> u64 {
     let text = fs::read_to_string("/proc/self/statm").expect("read the memory use");
     let pages: u64 = text.split(' ').nth(1).and_then(|word| word.parse().ok()).expect("a number");
@@ -123,8 +111,8 @@ fn async_files_have_the_usual_calls() {
     }
 }
 
-/// A thousand reads that hang must need neither a thread nor much memory each. Meanwhile the cache
-/// answers other requests. A client that is killed must end within 100 ms.
+/// Reads that hang must need neither a thread nor much memory each. A client that is killed must
+/// end within 100 ms.
 #[test]
 fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     const READS: usize = 1000;
@@ -133,12 +121,11 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let Some(site) = Site::with(&with, Options::exclusive(), hangs) else { return };
     fs::write(site.path("f"), "text").expect("write the file");
     fs::write(site.path("other"), "text").expect("write the file");
-    // Each reader has its own file. If several read one file, only the first would send a request,
-    // and the others would wait for the same page of the kernel's cache.
+    // If several readers read one file, only the first would send a request. The others would wait
+    // for the same page of the kernel's cache.
     for at in 0..READS {
         fs::write(site.path(&format!("f{at}")), "text").expect("write a file");
     }
-    // Drop the pages that the kernel has cached of the writes.
     let drop_pages = |name: &str| {
         let kernel = site.mount().kernel_cache();
         kernel.invalidate_inode_at(Path::new(name)).expect("drop the pages");
@@ -153,8 +140,8 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let each = resident_bytes().saturating_sub(bytes) / READS as u64;
     assert!(each < 64 << 10, "a read that hangs takes {each} bytes");
 
-    // Each lookup is a request of the kernel, because the name is invalidated before. The server
-    // must answer these requests while a thousand reads hang.
+    // Each name is invalidated before, so each lookup is a request. The server must answer these
+    // while the reads hang.
     let lookups = || {
         let begin = Instant::now();
         let mut count = 0;
@@ -165,7 +152,6 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
         }
         count
     };
-    // Other programs may use the processors for a while.
     let counts: Vec<u32> = (0..10).map(|_| lookups()).collect();
     println!("{counts:?} lookups in 200 ms beside {READS} reads, {each} bytes for each read");
     assert!(counts.iter().any(|count| *count >= 100), "{counts:?} lookups in 200 ms");
@@ -188,13 +174,12 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
         reader.kill().expect("kill a reader");
         reader.wait().expect("the reader ends");
     });
-    // Read-ahead requests are not interrupted, because no client waits for them.
     let background = usize::from(Options::exclusive().background_max);
     site.wait_for("all requests have ended", |waiting| waiting <= background);
 }
 
-/// With at most 8 futures at a time, further requests must wait in the queue, and a client of a
-/// queued request can be killed too. When the first requests end, the others must go on.
+/// At most 8 futures may run at a time. A client whose request waits in the queue can be killed
+/// too.
 #[test]
 fn async_requests_above_the_limit_wait_in_a_queue() {
     let running = Arc::new(AtomicU64::new(0));
@@ -215,14 +200,14 @@ fn async_requests_above_the_limit_wait_in_a_queue() {
             client
         })
         .collect();
-    // ORDERING: Relaxed. As above.
+    // ORDERING: Relaxed. The load compares the count with a limit; no data is read because of it.
     assert_eq!(running.load(Ordering::Relaxed), 8);
     // The last clients wait in the queue.
     for client in &mut clients[16..] {
         client.kill().expect("kill a client");
         client.wait().expect("the client ends");
     }
-    // ORDERING: Relaxed. As above.
+    // ORDERING: Relaxed. The load compares the count with a limit; no data is read because of it.
     assert_eq!(running.load(Ordering::Relaxed), 8, "a killed client starts no future");
     for client in &mut clients[..1] {
         client.kill().expect("kill a client");
@@ -239,8 +224,8 @@ fn async_requests_above_the_limit_wait_in_a_queue() {
     site.wait_for("all requests have ended", |waiting| waiting == 0);
 }
 
-/// A signal that the program handles must not end a read. A later signal that kills must end it,
-/// although the kernel does not report the second signal.
+/// A signal that the program handles must not end a read. A later signal that kills must, although
+/// the kernel does not report it.
 #[test]
 fn async_read_ends_only_by_a_signal_that_kills() {
     let hangs = |call, name: &[u8]| match call {
@@ -266,8 +251,8 @@ fn async_read_ends_only_by_a_signal_that_kills() {
     site.wait_for("the lookup has ended", |waiting| waiting == 0);
 }
 
-/// A killed client must end immediately, but its change must go on. A later request for the same
-/// name must wait for the change.
+/// A killed client must end immediately, but its change goes on. A later request for the same name
+/// must wait for the change.
 #[test]
 fn async_change_goes_on_if_its_client_is_killed() {
     const SLOW: Duration = Duration::from_millis(600);
@@ -275,7 +260,7 @@ fn async_change_goes_on_if_its_client_is_killed() {
     let counted = Arc::clone(&begun);
     let slow = move |call, name: &[u8]| match call {
         "make" | "remove" if name == b"slow" => {
-            // ORDERING: Relaxed. The test waits for the value.
+            // ORDERING: Relaxed. The test only waits for the value.
             counted.fetch_add(1, Ordering::Relaxed);
             SLOW
         }
@@ -285,7 +270,7 @@ fn async_change_goes_on_if_its_client_is_killed() {
     for (program, exists) in [("mkdir", true), ("rmdir", false)] {
         let mut child =
             Command::new(program).arg(site.path("slow")).spawn().expect("start the program");
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The test only waits for the value; no data is read because of it.
         site.wait_for("the change runs", |_| begun.swap(0, Ordering::Relaxed) == 1);
         let begin = Instant::now();
         child.kill().expect("kill the program");
@@ -293,8 +278,7 @@ fn async_change_goes_on_if_its_client_is_killed() {
         assert!(begin.elapsed() < SLOW / 2, "{program}: {:?}", begin.elapsed());
         assert_eq!(site.mount().server().under_way(), 1, "the change goes on");
         if exists {
-            // Wait for the end of the change: until then, the kernel's cache says that the name
-            // does not exist.
+            // Until the change ends, the kernel's cache says that the name does not exist.
             while !site.path("slow").exists() {
                 assert!(begin.elapsed() < PATIENCE, "the directory is made");
                 thread::sleep(Duration::from_millis(10));
@@ -312,8 +296,7 @@ fn async_change_goes_on_if_its_client_is_killed() {
     }
 }
 
-/// A killed client must wait until its write ends. Otherwise the write could overwrite a write of a
-/// later client.
+/// If a killed client ended before its write, that write could overwrite one of a later client.
 #[test]
 fn async_write_of_a_killed_client_ends_before_the_client() {
     const SLOW: Duration = Duration::from_millis(1500);
@@ -327,12 +310,13 @@ fn async_write_of_a_killed_client_ends_before_the_client() {
     };
     let Some(site) = Site::of(Options::exclusive(), 2, delay) else { return };
     fs::write(site.path("f"), "old").expect("write the file");
-    // ORDERING: Relaxed. As above.
+    // ORDERING: Relaxed. The flag is set before the writing program starts, and the start orders
+    // the store.
     is_slow.store(true, Ordering::Relaxed);
     let script = format!("printf new | dd of={} conv=notrunc", site.path("f").display());
     let mut command = Command::new("sh");
     let mut shell = command.args(["-c", &script]).stderr(Stdio::null()).spawn().expect("start sh");
-    // ORDERING: Relaxed. As above.
+    // ORDERING: Relaxed. The test only waits until the write has cleared the flag.
     site.wait_for("the write runs", |_| !is_slow.load(Ordering::Relaxed));
     let begin = Instant::now();
     let children = format!("/proc/{0}/task/{0}/children", shell.id());
@@ -355,7 +339,8 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let delay = move |call, name: &[u8]| match (call, name) {
         ("lookup", b"panics") => {
             thread::sleep(Duration::from_millis(100));
-            // ORDERING: Relaxed. Only one call at a time has this name.
+            // ORDERING: Relaxed. The calls for one name never overlap, so no other thread swaps
+            // `left` at the same time.
             assert!(left.swap(0, Ordering::Relaxed) == 0, "a panic of the test");
             Duration::ZERO
         }
@@ -379,11 +364,10 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let mut site = site;
     site.end_runtime();
     assert_eq!(hung.join().unwrap(), Some(Errno::IO));
-    // A request that comes after the end of the runtime.
     assert_eq!(fs::metadata(site.path("new")).map_err(errno_of).err(), Some(Errno::IO));
 }
 
-/// A back end with the directories `d0` to `d15`. A lookup of any other name takes 20 ms.
+/// A lookup of a name other than `d0` to `d15` takes 20 ms.
 struct SlowLookups;
 
 impl AsyncFileSystem for SlowLookups {
@@ -396,7 +380,7 @@ impl AsyncFileSystem for SlowLookups {
         match name.strip_prefix('d').and_then(|number| number.parse::<u64>().ok()) {
             Some(number) => Ok(Attr::dir(10 + number)),
             None => {
-                // The timer of the runtime may be a millisecond late, so use a thread that sleeps.
+                // The timer of the runtime may be a millisecond late, so a thread sleeps.
                 let pause = tokio::task::spawn_blocking(|| thread::sleep(EACH_LOOKUP));
                 pause.await.map_err(|_| Errno::IO)?;
                 Err(Errno::NOENT)
@@ -417,12 +401,11 @@ impl AsyncFileSystem for SlowLookups {
     }
 }
 
-/// The time of a lookup of [`SlowLookups`].
 const EACH_LOOKUP: Duration = Duration::from_millis(20);
 
-/// 16 threads look up names in 16 directories, and each lookup takes 20 ms. Two threads read the
-/// requests. The rate must be at least 90 % of the ideal 800 per second. The best of five runs
-/// counts, since other tests run at the same time. Trap P6.
+/// Each lookup takes 20 ms, and two threads read the requests of 16 clients. The rate must be at
+/// least 90 % of the ideal one. The best of five runs counts, since other tests run at the same
+/// time. Trap P6.
 #[test]
 fn trap_p6_async_slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 50;
@@ -481,14 +464,13 @@ fn trap_p7_async_slow_rename_delays_no_request_below() {
     assert_eq!(fs::read_to_string(site.path("e/f")).unwrap(), "text");
 }
 
-/// A lookup that the back end has answered before the server was told of a change must not be
-/// cached afterwards. Here the change is made behind the mount, during the lookup. Trap T25.
+/// The change is made behind the mount, while the back end answers a lookup. The old answer must
+/// not be cached afterwards. Trap T25.
 #[test]
 fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     answer_from_before_is_not_cached(|kernel| kernel.invalidate_entry_at(Path::new("f")));
     answer_from_before_is_not_cached(|kernel| match kernel.expire_all_names() {
-        // The server drops the names in its own cache. Linux before 6.16 keeps those in the
-        // kernel's cache, so drop the name there separately.
+        // Linux before 6.16 keeps its cached names, so drop the name there separately.
         Err(Errno::INVAL) => kernel.invalidate_entry_at(Path::new("f")),
         expired => expired,
     });
@@ -528,12 +510,12 @@ fn answer_from_before_is_not_cached(invalidate: fn(&KernelCache) -> Result<(), E
     assert!(first.join().unwrap());
     notifying.join().unwrap().expect("notify the kernel");
     assert!(site.path("f").exists());
-    // ORDERING: Relaxed. As above.
+    // ORDERING: Relaxed. No call runs.
     assert!(calls.load(Ordering::Relaxed) >= before + 2, "the back end is asked again");
 }
 
-/// Checks that after [`KernelCache::expire_all_names`] the back end is asked again, for each name
-/// of a path and for a listing.
+/// After [`KernelCache::expire_all_names`] the back end must be asked for each name of a path and
+/// for a listing.
 #[test]
 fn async_back_end_is_asked_for_all_expired_names() {
     let calls = Arc::new(AtomicU64::new(0));
@@ -550,7 +532,7 @@ fn async_back_end_is_asked_for_all_expired_names() {
         fs::metadata(site.path("d/f")).expect("the file exists");
         assert!(!site.path("d/none").exists());
         assert_eq!(fs::read_dir(site.path("d")).expect("list the folder").count(), 1);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The test reads the count when no call runs.
         calls.swap(0, Ordering::Relaxed)
     };
     use_all();
@@ -559,15 +541,13 @@ fn async_back_end_is_asked_for_all_expired_names() {
         Err(Errno::INVAL) => return skip(Need::Machine, "Linux before 6.16"),
         expired => expired.expect("notify the kernel"),
     }
-    // The back end must get these calls: the lookups of `d`, `f` and `none`, a page of the listing,
-    // and an empty page at its end.
     let asked = use_all();
     assert!((4..=5).contains(&asked), "{asked} calls");
     assert_eq!(use_all(), 0);
 }
 
-/// Checks the maximum numbers of back-end calls without caches: two for a stat at depth 2, one per
-/// name and page for `ls -l`, and one per page for a listing with attributes.
+/// Without caches, a stat at depth 2 takes two calls of the back end, and `ls -l` one call per name
+/// and page. A listing with attributes takes one per page.
 #[test]
 fn async_back_end_is_asked_once() {
     for options in [Options::exclusive(), Options::shared()] {
@@ -580,7 +560,7 @@ fn async_back_end_is_asked_once() {
         };
         let Some(site) = Site::of(options, 2, delay) else { return };
         let taken = |what: &str| {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The test reads the count when no call runs.
             let calls = calls.swap(0, Ordering::Relaxed);
             println!("{what}: {calls} calls");
             calls
@@ -609,7 +589,6 @@ fn async_back_end_is_asked_once() {
         assert!(taken("ls -l of 50") <= 52);
         forget();
         assert_eq!(fs::read_dir(site.path("thousand")).unwrap().count(), 1000);
-        // Four calls: a lookup, the attributes, one page, and the empty page at the end.
         assert!(taken("ls -f of 1000") <= 4);
     }
 }

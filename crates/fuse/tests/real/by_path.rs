@@ -1,5 +1,4 @@
-//! Tests of the example `mirror`, a back end that finds its files by path. They rename directories
-//! and files that are in use.
+//! Tests of the example `mirror`, a back end that finds its files by path.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -19,10 +18,8 @@ use crate::site::{Host, Site};
 #[expect(dead_code, reason = "the example's own main")]
 mod mirror;
 
-/// The number of reads in each test.
 const READS: u32 = 300;
 
-/// A mirror that pauses before and after each rename.
 struct Slow {
     inner: mirror::Mirror,
     rename: Duration,
@@ -79,7 +76,6 @@ impl PathFileSystem for Slow {
     }
 }
 
-/// A mounted mirror, and the directory that it mirrors.
 struct Mirrored {
     site: Site,
     _host: Host,
@@ -106,7 +102,7 @@ fn modes() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// Opens a file with `O_DIRECT`, so that each read reaches the server and not the kernel's cache.
+/// With `O_DIRECT`, each read reaches the server and not the kernel's cache.
 fn open_direct(path: &Path) -> File {
     let flags = OFlags::DIRECT.bits() as i32;
     OpenOptions::new().read(true).custom_flags(flags).open(path).expect("open the file")
@@ -128,7 +124,7 @@ fn open_file_is_read_under_renames_of_directories_above() {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let mover = scope.spawn(|| {
-                // ORDERING: Relaxed. A stop flag, with which no data is passed.
+                // ORDERING: Relaxed. The stop flag publishes no data.
                 while !is_over.load(Ordering::Relaxed) {
                     fs::rename(mirrored.path("a"), mirrored.path("b")).expect("rename the folder");
                     fs::rename(mirrored.path("b"), mirrored.path("a"))
@@ -153,18 +149,16 @@ fn open_file_is_read_under_renames_of_directories_above() {
     }
 }
 
-/// Ends the renaming thread when it is dropped.
 struct Ending<'a>(&'a AtomicBool);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. A stop flag, with which no data is passed.
+        // ORDERING: Relaxed. The stop flag publishes no data.
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// If a rename replaces a file by a new version, as editors and git do, the name must exist at
-/// every moment. Trap X1.
+/// Editors and git replace a file by a rename. The name must exist at every moment. Trap X1.
 #[test]
 fn file_replaced_by_rename_always_exists() {
     for (options, rename, reads) in modes()
@@ -178,7 +172,7 @@ fn file_replaced_by_rename_always_exists() {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let publisher = scope.spawn(|| {
-                // ORDERING: Relaxed. A stop flag, with which no data is passed.
+                // ORDERING: Relaxed. The stop flag publishes no data.
                 for version in (1..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
                     fs::write(&next, format!("version {version}")).expect("write the file");
                     fs::rename(&next, &current).expect("rename the file");
@@ -210,16 +204,14 @@ fn file_that_is_removed_while_open_stays_until_it_is_closed() {
         assert_eq!(file.read_at(&mut buf, 0).expect("read the file"), 7);
         assert_eq!(file.metadata().expect("read the attributes").nlink(), 0);
         drop(file);
-        // Wait until the file is gone on the host. The kernel sends the release and the forget a
-        // moment after close(2).
+        // The kernel sends the release and the forget a moment after close(2).
         while fs::read_dir(mirrored.host()).expect("list the folder").count() > 0 {
             thread::yield_now();
         }
     }
 }
 
-/// Checks that the mount shows changes by other programs after they are reported to the kernel by
-/// path. With `Options::exclusive`, the kernel does not look for such changes itself.
+/// With `Options::exclusive`, the kernel learns of changes by other programs only from reports.
 #[test]
 fn changes_that_are_reported_by_path_are_seen() {
     let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };

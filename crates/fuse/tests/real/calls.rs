@@ -14,7 +14,6 @@ use crate::site::Site;
 
 const DAY: Duration = Duration::from_secs(86400);
 
-/// The names of the calls so far.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<Vec<String>>>);
 
@@ -23,8 +22,7 @@ impl Calls {
         self.0.lock().expect("no holder panics").push(call.to_owned());
     }
 
-    /// Returns the number of back-end calls since the last call of `take`, and the number of pages
-    /// among them. A page is a call of `readdir` that reported at least one entry.
+    /// A page is a `readdir` call that reported at least one entry.
     fn take(&self) -> (usize, usize) {
         let calls = std::mem::take(&mut *self.0.lock().expect("no holder panics"));
         let is_page = |at: usize| {
@@ -35,8 +33,6 @@ impl Calls {
     }
 }
 
-/// Mounts a file system with the directory `d`, which has `files` files. `change` changes the file
-/// system before the mount. On return, the kernel has already looked up the root.
 fn site(options: Options, files: usize, change: impl FnOnce(&mut Hooked)) -> Option<(Site, Calls)> {
     let calls = Calls::default();
     let noted = calls.clone();
@@ -125,8 +121,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
         assert!(count <= pages + 1, "{count} calls, {pages} pages, {ownership:?}");
         assert!(pages <= 1000_usize.div_ceil(page_entries).max(3), "{pages} pages");
         if stat {
-            // The listing has cached the attributes of `f0000`. So a stat makes at most one
-            // back-end call, which checks that the name still leads to the same file.
+            // The listing has cached the attributes, so a stat only checks that the name still
+            // leads to the same file.
             let found = fs::symlink_metadata(site.path("d/f0000")).expect("read the attributes");
             assert_eq!(found.nlink(), 1);
             assert!(calls.take().0 <= 1);
@@ -134,9 +130,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// Checks the case in which a back end sets how long its answer is valid. That time must replace
-/// the timeout of the options. If the server checks permissions, it must have no effect, since the
-/// kernel must not cache then.
+/// The time in an answer of the back end replaces the timeout of the options. It must not do so if
+/// the server checks permissions, since the kernel must then cache nothing.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

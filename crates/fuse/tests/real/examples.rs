@@ -34,7 +34,6 @@ mod table;
 #[expect(dead_code, reason = "the example's own main")]
 mod watching;
 
-/// Returns the sorted names in a directory.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).expect("list the folder");
     let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("the name is text");
@@ -149,7 +148,6 @@ fn header(kind: EntryType, size: u64) -> Header {
     header
 }
 
-/// Adds a member to an archive.
 fn add(tar: &mut Builder<File>, kind: EntryType, path: &str, target: &str, content: &[u8]) {
     let mut header = header(kind, content.len() as u64);
     let added = match target {
@@ -278,8 +276,8 @@ fn table_follows_changes_of_the_host() {
     assert_eq!(read(&point.join("d/f")), "a new version");
 }
 
-/// Checks that the example `watch` tells the kernel of each change on the host. The kernel may
-/// cache for a day, and also caches that a name is missing.
+/// The kernel may cache for a day, and also caches that a name is missing. So the example must tell
+/// it of each change.
 #[test]
 fn watch_shows_changes_on_the_host_at_once() {
     let host = Host::new();
@@ -315,8 +313,8 @@ fn watch_shows_changes_on_the_host_at_once() {
     eventually("a name that is gone", &|| !site.path("dir/file").exists());
 }
 
-/// Checks that the example `watch` notices that events of inotify(7) were lost. It then lets the
-/// kernel ask for all names again, those of missing files too.
+/// After events of inotify(7) were lost, the kernel must ask for all names again, those of missing
+/// files too.
 #[test]
 fn watch_shows_changes_whose_events_were_lost() {
     let host = Host::new();
@@ -333,7 +331,6 @@ fn watch_shows_changes_whose_events_were_lost() {
     let before = [true, true, true, true, false, false];
     assert_eq!(all.map(exists), before);
     assert_eq!(names(site.root()), ["dir", "gone", "kept"]);
-    // Fill the queue of inotify(7), so that the events of the changes are lost.
     let max = read(Path::new("/proc/sys/fs/inotify/max_queued_events"));
     for _ in 0..=max.trim().parse::<u32>().expect("a number") / 2 {
         fs::write(at("dir/filler"), "").expect("write the file");

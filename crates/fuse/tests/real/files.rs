@@ -20,7 +20,6 @@ use rustix::fs::{
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
 
-/// A system call that changes a file, and its name.
 type Change<'a> = (&'a str, &'a dyn Fn() -> Result<(), Errno>);
 
 fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
@@ -129,8 +128,8 @@ fn append_truncate_and_holes_work() {
         assert_eq!(fs::metadata(&path).expect("read the attributes").len(), 0);
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
-        // If the kernel collects writes, it has data that the back end does not have yet. At the
-        // place of that data, the server must not report a hole.
+        // If the kernel collects writes, it has data that the back end does not have yet. The
+        // server must not report a hole there.
         let is_through = write_cache == WriteCache::Through;
         let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
@@ -198,9 +197,8 @@ fn copy_file_range_copies_everything() {
     assert_eq!(fs::read(site.path("to")).expect("read the file"), bytes[5..]);
 }
 
-/// Checks that the server retries a copy_file_range(2) that finds the store full. The retry can
-/// succeed, because the store gets the space of a removed file only when the forget of the file
-/// arrives.
+/// The store gets the space of a removed file only when the forget of the file arrives. So a copy
+/// that finds the store full is repeated.
 #[test]
 fn copy_is_retried_when_the_store_is_full() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -212,7 +210,6 @@ fn copy_is_retried_when_the_store_is_full() {
     fs.fill_for(2);
     assert_eq!(copy(), Ok(4));
     assert_eq!(fs::read(site.path("to")).expect("read the file"), b"text");
-    // Control: if the store stays full, the copy must fail.
     fs.fill_for(u64::MAX);
     assert_eq!(copy(), Err(Errno::NOSPC));
 }
@@ -237,7 +234,6 @@ fn changes_are_retried_when_the_store_is_full() {
     ];
     let mut refused = Vec::new();
     for (what, change) in changes {
-        // Control: if the store stays full, each change must fail.
         fs.fill_for(u64::MAX);
         assert_eq!(change(), Err(Errno::NOSPC), "{what}");
         fs.fill_for(2);
@@ -338,8 +334,8 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // Let root read the file first. The kernel and the server then have it in their caches, and
-        // must still refuse the other user.
+        // The caches of kernel and server have the file after root has read it, and must still
+        // refuse the other user.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

@@ -8,8 +8,8 @@ use corewalk_fuse::Options;
 
 use crate::site::Site;
 
-/// A late forget of a removed file must not drop a new file with the same name. The kernel sends
-/// the forget of a removed file when the file is closed. Trap P1.
+/// The kernel sends the forget of a removed file when the file is closed. The forget must not drop
+/// a new file with the same name. Trap P1.
 #[test]
 fn late_forget_after_recreate_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -30,8 +30,7 @@ fn late_forget_after_recreate_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// If a rename replaces a file, a late forget of the replaced inode must not drop the new file.
-/// Trap P2.
+/// A late forget of a replaced inode must not drop the file that has replaced it. Trap P2.
 #[test]
 fn forget_of_a_replaced_file_keeps_the_new_file() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -47,8 +46,8 @@ fn forget_of_a_replaced_file_keeps_the_new_file() {
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// After a rename over a file, the name must exist immediately, although the kernel may cache names
-/// and attributes for a day. The test saves a file as editors, git and cargo do. Trap P4.
+/// Editors, git and cargo save a file by a rename. The name must exist immediately, although the
+/// kernel may cache for a day. Trap P4.
 #[test]
 fn file_saved_by_rename_is_seen_at_once() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -66,7 +65,6 @@ fn file_saved_by_rename_is_seen_at_once() {
     }
 }
 
-/// The server must count lookups exactly. Threads create, look up, link, rename and remove files.
 /// At the end the kernel must hold no lookup, and no forget may have been refused. Trap P5.
 #[test]
 fn removal_of_everything_returns_every_lookup() {
@@ -76,7 +74,7 @@ fn removal_of_everything_returns_every_lookup() {
             let root = site.root().to_owned();
             thread::spawn(move || {
                 let shared = root.join("shared");
-                // Ignore an error: four threads create the directory, and only one can succeed.
+                // Four threads create the directory, and only one can succeed.
                 let _ = fs::create_dir(&shared);
                 let own = root.join(format!("own{thread}"));
                 for round in 0..100 {

@@ -10,28 +10,21 @@ use corewalk::{
 };
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// A function that is called before each operation, with the names of the operation and of its
-/// file.
 type Hook = Box<dyn Fn(&str, &[u8]) + Send + Sync>;
 
 pub(crate) struct Hooked {
     inner: Tmpfs,
     hook: Hook,
-    /// Two inode numbers that are swapped.
     exchanged: (u64, u64),
-    /// The number of changes from now on that fail with `ENOSPC`.
     full: AtomicU64,
-    /// The handle that this back end returns for each open. Later calls on the open file must pass
-    /// this handle. If it is 0, the back end keeps no state for open files.
+    /// Each open returns this handle, and later calls must pass it. With 0, the back end keeps no
+    /// state for open files.
     handle: u64,
-    /// The number of open files.
     open: AtomicU64,
-    /// True if attributes cannot be read while a file is open.
     hides_attributes: bool,
-    /// The number of entries that one call of `readdir` reports, with their attributes. If the
-    /// number is 0, each call reports all entries without attributes.
+    /// One call of `readdir` reports this many entries with attributes. With 0, each call reports
+    /// all entries without attributes.
     pub(crate) page_entries: usize,
-    /// How long a client may use the attributes and the names.
     pub(crate) ttl: Ttl,
 }
 
@@ -50,29 +43,24 @@ impl Hooked {
         }
     }
 
-    /// Makes the next `changes` operations that change content, attributes or names fail with
-    /// `ENOSPC`.
     pub(crate) fn fill_for(&self, changes: u64) {
-        // ORDERING: Relaxed. The kernel orders this store before the next request of the test, and
-        // so before the load by the serving thread.
+        // ORDERING: Relaxed. The serving thread loads the value for the next request of the test,
+        // and the kernel orders the request after the store.
         self.full.store(changes, Ordering::Relaxed);
     }
 
-    /// Returns how many changes from now on will fail with `ENOSPC`.
     pub(crate) fn is_full_for(&self) -> u64 {
-        // ORDERING: Relaxed. The test calls this method after the answer to its last request. The
-        // answer orders the server's stores of `full` before this load.
+        // ORDERING: Relaxed. The test has got the answer to its last request. The answer orders the
+        // server's stores of `full` before the load.
         self.full.load(Ordering::Relaxed)
     }
 
-    /// Returns a file system whose root has the number `root`.
     pub(crate) fn with_root(root: u64) -> Hooked {
         let mut fs = Hooked::new(|_, _| {});
         fs.exchanged = (fs.inner.root().expect("read the root's attributes").ino, root);
         fs
     }
 
-    /// Returns a file system whose open files have the handle `handle`.
     pub(crate) fn with_handle(handle: u64) -> Hooked {
         Hooked { handle, ..Hooked::new(|_, _| {}) }
     }
@@ -81,14 +69,12 @@ impl Hooked {
         Hooked { hides_attributes: true, ..Hooked::with_handle(7) }
     }
 
-    /// Returns the number of open files.
     pub(crate) fn open_files(&self) -> u64 {
         // ORDERING: Relaxed. The serving thread stores the value before it answers the open, and
         // the test loads it after the answer.
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Returns the tmpfs behind the hooks.
     pub(crate) fn inner(&self) -> &Tmpfs {
         &self.inner
     }
@@ -119,7 +105,7 @@ impl Hooked {
 
     fn check_full(&self) -> Result<(), Errno> {
         let less = |left: u64| left.checked_sub(1);
-        // ORDERING: Relaxed. A count.
+        // ORDERING: Relaxed. A count; no data is published through it.
         match self.full.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
             Ok(_) => Err(Errno::NOSPC),
             Err(_) => Ok(()),
@@ -219,13 +205,13 @@ impl FileSystem for Hooked {
     }
 
     fn open(&self, _: Node<'_>, _: u32) -> Result<Opened, Errno> {
-        // ORDERING: Relaxed. A count.
+        // ORDERING: Relaxed. A count; no data is published through it.
         self.open.fetch_add(1, Ordering::Relaxed);
         Ok(Opened::new(self.handle))
     }
 
     fn release(&self, _: Node<'_>) {
-        // ORDERING: Relaxed. A count.
+        // ORDERING: Relaxed. A count; no data is published through it.
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
 

@@ -17,9 +17,7 @@ use crate::site::{AsyncSite, async_mount_options};
 #[expect(dead_code, reason = "the example's own main")]
 mod example;
 
-/// The number of bytes of the large file.
 const LARGE_BYTES: usize = 300_000;
-/// The time that the server takes for the slow file.
 const SLOW: Duration = Duration::from_millis(1500);
 
 fn large(at: usize) -> u8 {
@@ -45,7 +43,6 @@ fn content(path: &str) -> Option<Vec<u8>> {
     }
 }
 
-/// Answers the requests of a connection.
 fn answer(stream: TcpStream) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut stream = stream;
@@ -87,7 +84,6 @@ fn web_server() -> String {
     let address = listener.local_addr().expect("an address");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // A closed connection is no error of the test.
             thread::spawn(move || drop(answer(stream)));
         }
     });

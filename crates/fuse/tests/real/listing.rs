@@ -36,8 +36,7 @@ fn large_directory_is_listed_once_in_each_mode() {
     }
 }
 
-/// If the entry timeout is zero, a listing must report no attributes, and must not cause lookups in
-/// the server.
+/// With an entry timeout of zero, a listing must report no attributes and cause no lookups.
 #[test]
 fn listing_looks_names_up_only_with_an_entry_timeout() {
     let kept = Options::exclusive();

@@ -17,12 +17,10 @@ use tokio::sync::Notify;
 
 use crate::site::{AsyncSite, async_mount_options};
 
-/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 const FILE_INO: u64 = 2;
 
-/// The locks of one file. Unlocking a part of a lock is not supported, because the tests lock whole
-/// files.
+/// Unlocking a part of a lock is not supported: the tests lock whole files.
 #[derive(Default)]
 pub(crate) struct Locks(Mutex<Vec<FileLock>>);
 
@@ -31,7 +29,6 @@ impl Locks {
         self.0.lock().iter().find(|other| lock.conflicts(other)).copied()
     }
 
-    /// Takes or drops a lock, unless another one conflicts.
     pub(crate) fn set(&self, lock: &FileLock) -> Result<(), Errno> {
         let mut locks = self.0.lock();
         if locks.iter().any(|other| lock.conflicts(other)) {
@@ -53,7 +50,6 @@ impl Locks {
     }
 }
 
-/// A directory with one file, whose locks are kept in a list.
 #[derive(Default)]
 struct Locked {
     locks: Locks,
@@ -94,8 +90,8 @@ impl AsyncFileSystem for Locked {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Register as a waiter first. Otherwise an unlock between the failed `set` and the
-            // `await` would be missed.
+            // Register before `set` is called: an unlock between a failed `set` and the `await`
+            // would be missed.
             changed.as_mut().enable();
             match self.locks.set(lock) {
                 Err(Errno::AGAIN) if waits => changed.await,
@@ -114,7 +110,6 @@ impl AsyncFileSystem for Locked {
     }
 }
 
-/// Mounts the back end.
 fn mounted() -> Option<(Arc<Locked>, AsyncSite<Locked>)> {
     let fs = Arc::new(Locked::default());
     // Locks cannot be served over io_uring.
@@ -158,8 +153,7 @@ pub(crate) fn check_flock(path: &Path, locks: &Locks) {
     until("the lock ends with its file", || locks.all().is_empty());
 }
 
-/// Checks that a lock of fcntl(2) reaches the back end, and ends when the process closes any
-/// descriptor of the file.
+/// A lock of fcntl(2) ends when the process closes any descriptor of the file.
 pub(crate) fn check_posix_lock(path: &Path, locks: &Locks) {
     let first = File::open(path).expect("open the file");
     fcntl_lock(&first, FlockOperation::LockShared).expect("lock the file");

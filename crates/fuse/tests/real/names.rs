@@ -130,8 +130,8 @@ fn root_may_have_any_number() {
     let Some(site) = Site::new(Arc::new(Hooked::with_root(5)), Options::exclusive()) else {
         return;
     };
-    // `Hooked` swaps the inode numbers 1 and 5, so the root has number 5 and another file has
-    // number 1. The server must not confuse that file with the root, whose node number is 1.
+    // `Hooked` gives the root the number 5, and number 1 to another file. The server must not
+    // confuse that file with the root, whose node number is 1.
     for at in 0..10 {
         fs::create_dir(site.path(&format!("d{at}"))).expect("make the folder");
         fs::write(site.path(&format!("d{at}/file")), format!("{at}")).expect("write the file");
@@ -153,8 +153,8 @@ fn root_may_have_any_number() {
 #[test]
 fn invalidation_shows_changes_by_other_programs() {
     let tmpfs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
-    // `Options::exclusive` states that no other program changes files. The test changes files on
-    // the back end nevertheless, and notifies the server of each change.
+    // The test changes files on the back end in spite of `Options::exclusive`, and notifies the
+    // server of each change.
     let Some(site) = Site::new(Arc::clone(&tmpfs) as _, Options::exclusive()) else { return };
     let root = tmpfs.root().expect("read the root's attributes");
     let dir = Node::detached(root.ino, FileKind::Directory);
@@ -176,8 +176,8 @@ fn invalidation_shows_changes_by_other_programs() {
     assert_eq!(fs::read_to_string(site.path("theirs")).expect("read the file"), "text");
 }
 
-/// Checks that after [`KernelCache::expire_all_names`] each name is asked for again: in the root
-/// and below, of files that exist and that do not, in a listing, and in a directory that is in use.
+/// After [`KernelCache::expire_all_names`], each name must be asked for again: of files that exist
+/// and that do not, in a listing, and in a directory that is in use.
 ///
 /// [`KernelCache::expire_all_names`]: corewalk_fuse::KernelCache::expire_all_names
 #[test]
@@ -196,15 +196,14 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
     };
     let inside = format!("/proc/self/fd/{}", held.as_fd().as_raw_fd());
     let inside = std::path::Path::new(&inside);
-    // The names, an attribute of the file, and the listings.
     let seen = || {
         let len = |name: &str| fs::metadata(site.path(name)).ok().map(|found| found.len());
         let here = ["old", "new"].map(|name| fs::metadata(inside.join(name)).is_ok());
         let lens = [len("a/b/old"), len("a/b/new"), len("top")];
         (lens, here, names(site.root()), names(&site.path("a/b")), names(inside))
     };
-    // Look three times, so that the kernel has everything in its cache. If the first listing tells
-    // it that the directory has changed, it fills its cache again with the next one.
+    // The first listing may tell the kernel that the directory has changed. Then only the second
+    // one fills its cache.
     let before = [seen(), seen(), seen()][2].clone();
     assert_eq!((before.0, before.1), ([Some(3), None, None], [true, false]));
 
@@ -230,16 +229,14 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
     assert_eq!(after.4, ["new"]);
     let path = fs::read_link(inside).expect("the folder has a path");
     assert_eq!(path, site.path("a/b"), "a directory in use stays where it is");
-    // Without a change, names are answered from the cache again.
     let requests = site.counters().requests;
     assert_eq!(seen().0, after.0);
     let asked = site.counters().requests - requests;
     assert!(asked <= 20, "{asked} requests");
 }
 
-/// Checks that open(2) with `O_CREAT` opens the target of a symbolic link that another program has
-/// made under the name. The kernel believes that the name is free. It sends a create request, which
-/// fails, and then looks the name up.
+/// Another program has made a symbolic link under a name that the kernel believes to be free. So
+/// the kernel's create request fails, and it looks the name up.
 #[test]
 fn create_of_a_name_that_became_a_link_opens_its_target() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

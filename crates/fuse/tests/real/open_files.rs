@@ -15,7 +15,6 @@ use rustix::fs::SeekFrom;
 
 use crate::site::{Host, Site};
 
-/// The handle of each open file, and of each open directory.
 const FILE: u64 = 7;
 const DIRECTORY: u64 = 8;
 
@@ -23,7 +22,6 @@ struct Recorder {
     inner: Tmpfs,
     calls: Mutex<Vec<(&'static str, u64)>>,
     flags: OpenFlags,
-    /// The result of each flush.
     flush: Result<(), Errno>,
 }
 
@@ -37,7 +35,6 @@ impl Recorder {
         self.calls.lock().expect("no holder panics").push((call, node.handle()));
     }
 
-    /// Returns the handles of the calls `call` so far.
     fn handles(&self, call: &str) -> Vec<u64> {
         let calls = self.calls.lock().expect("no holder panics");
         calls.iter().filter(|(name, _)| *name == call).map(|(_, handle)| *handle).collect()
@@ -108,7 +105,7 @@ impl FileSystem for Recorder {
         if !self.flags.contains(OpenFlags::DIRECT_IO) {
             return self.inner.read(node, offset, buf);
         }
-        // A file with `DIRECT_IO` reports size 0, because its size is not known, but it has
+        // The size of a file with `DIRECT_IO` is not known, so it reports size 0, but it has
         // content.
         let text = b"status\n".get(offset as usize..).unwrap_or_default();
         let count = text.len().min(buf.len());
@@ -151,7 +148,7 @@ fn calls_through_an_open_file_have_its_handle() {
     let file = fs::File::create(site.path("f")).expect("create the file");
     file.set_len(10).expect("truncate the file");
     assert_eq!(fs.handles("setattr"), [FILE]);
-    // Use lseek(2), because for fstat(2) the kernel sends a getattr without the handle.
+    // For fstat(2) the kernel sends a getattr without the handle, so use lseek(2).
     assert_eq!(rustix::fs::seek(&file, SeekFrom::End(0)), Ok(10));
     assert_eq!(fs.handles("getattr").last(), Some(&FILE));
     fs::metadata(site.path("f")).expect("stat the file");
@@ -224,8 +221,8 @@ fn range_is_copied_by_the_back_end() {
     assert_eq!(fs.handles("write").len(), writes);
 }
 
-/// Some file systems, such as `/proc`, have files that report size 0 and still have content. The
-/// kernel reads the content of such a file only with direct I/O.
+/// Files in `/proc`, for example, report size 0 and still have content. The kernel reads it only
+/// with direct I/O.
 #[test]
 fn file_of_unknown_size_is_read_with_direct_io() {
     let fs = Recorder::new(OpenFlags::DIRECT_IO | OpenFlags::NONSEEKABLE, Err(Errno::NOSYS));

@@ -27,11 +27,9 @@ use self::table::{CALLERS, GROUP, OWNER, Skips, change_as, compare, prepare, sta
 use crate::hooked::Hooked;
 use crate::site::{Folder, Site, transport};
 
-/// The environment variables of a child with the directories to compare.
 const MOUNT: &str = "COREWALK_PRIVILEGES_MOUNT";
 const HOST: &str = "COREWALK_PRIVILEGES_HOST";
 
-/// A tmpfs of the host, mounted on a new directory.
 struct HostTmpfs(Folder);
 
 impl HostTmpfs {
@@ -49,9 +47,8 @@ impl Drop for HostTmpfs {
     }
 }
 
-/// Checks that changes on a mount of `fs` have the same results as on the host. The changes are
-/// made by a child process, which runs the test `name` again. The test process itself must not map
-/// a file of its own mount, because a page fault would wait for the same process.
+/// The changes are made by a child process, which runs the test `name` again. The test process must
+/// not map a file of its own mount, because a page fault would wait for the same process.
 fn assert_as_host(name: &str, fs: Arc<dyn FileSystem>, options: Options, skips: Skips) {
     if !has_root() {
         return;
@@ -74,18 +71,16 @@ fn tmpfs() -> Arc<dyn FileSystem> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// Checks that a change of a file on the mount clears the same bits as on the host. Which bits it
-/// clears depends on the capabilities and groups of the caller. A server that has already checked
-/// permissions must not skip this rule (trap X9).
+/// A server that has already checked permissions must still clear set-user-ID and set-group-ID as
+/// the host does (trap X9).
 #[test]
 fn privileges_are_cleared_as_on_the_host() {
     let name = "privileges_are_cleared_as_on_the_host";
     assert_as_host(name, tmpfs(), Options::exclusive(), |_, _, _, _| false);
 }
 
-/// Checks the privileges on a mount with a write-back cache. The kernel's writes of cached pages do
-/// not name the user. So without `FUSE_HANDLE_KILLPRIV_V2`, as with fuser, a lone set-group-ID bit
-/// stays.
+/// The kernel's writes of cached pages do not name the user. So without `FUSE_HANDLE_KILLPRIV_V2`,
+/// as with fuser, a lone set-group-ID bit stays.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes";
@@ -102,9 +97,8 @@ fn privileges_are_cleared_as_on_the_host_if_an_open_truncates() {
     assert_as_host(name, fs, Options::exclusive(), |_, _, _, _| false);
 }
 
-/// Checks the privileges on a mount whose server checks permissions. The results differ from those
-/// on the host in one case: before the server refuses a truncate(2), the kernel has already removed
-/// the capabilities of the file.
+/// In one case the result differs from the host: before the server refuses a truncate(2), the
+/// kernel has already removed the capabilities of the file.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions";
@@ -112,21 +106,21 @@ fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
     assert_as_host(name, tmpfs(), options, |_, what, _, has_caps| what == "truncate" && has_caps);
 }
 
-/// Checks the privileges on a mount without `FUSE_HANDLE_KILLPRIV_V2`.
+/// The server does not choose `FUSE_HANDLE_KILLPRIV_V2` if other programs change the files.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_other_programs_change_files() {
     let name = "privileges_are_cleared_as_on_the_host_if_other_programs_change_files";
     assert_as_host(name, tmpfs(), Options::shared(), |_, _, _, _| false);
 }
 
-/// Returns two user namespaces whose user 0 is the owner of the files. Only the first one has the
-/// group of the files. If this machine has no user namespaces, prints that and returns `None`.
+/// User 0 of both user namespaces is the owner of the files. Only the first namespace has the group
+/// of the files.
 fn namespaces() -> Option<[UserNamespace; 2]> {
     Some([UserNamespace::new(0, OWNER, GROUP)?, UserNamespace::new(0, OWNER, 1)?])
 }
 
-/// A caller in another user namespace may have `CAP_FSETID` over a file. `/proc` does not show that
-/// to the server, so only the kernel's flag tells whether set-group-ID stays.
+/// A caller in another user namespace may have `CAP_FSETID` over a file. `/proc` does not show
+/// that, so only the kernel's flag tells whether set-group-ID stays.
 #[test]
 fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
     if !has_root() || !has_program("setfacl") {
@@ -149,8 +143,8 @@ fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
         let expected = set(host.0.path(), namespace);
         assert_eq!(expected, (true, format!("{mode} {OWNER} {GROUP}")), "control: on the host");
         let found = set(site.root(), namespace);
-        // fuser does not pass the kernel's flag about set-group-ID on to the server. So with fuser
-        // the server clears the bit.
+        // fuser does not pass the kernel's flag about set-group-ID on, so the server clears the
+        // bit.
         match transport() {
             Transport::Fuser => assert_eq!(found.1, format!("755 {OWNER} {GROUP}")),
             _ => assert_eq!(found, expected),
@@ -158,10 +152,8 @@ fn acl_of_a_caller_in_a_user_namespace_keeps_set_group_id_as_on_the_host() {
     }
 }
 
-/// A function that makes a file at a path.
 type Make = fn(&Path) -> io::Result<()>;
 
-/// The ways to make a file with set-group-ID, or a directory.
 const MAKES: [(&str, Make); 4] = [
     ("open", |path| make_with(0o2755, path)),
     ("open without execution by the group", |path| make_with(0o2745, path)),
@@ -173,12 +165,10 @@ fn make_with(mode: u32, path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).create_new(true).mode(mode).open(path).map(drop)
 }
 
-/// A perl program that makes the file `ARGV[0]` with set-group-ID.
 const MAKE: &str = "use Fcntl; sysopen(F, $ARGV[0], O_CREAT | O_WRONLY, 02755) or die $!";
 
-/// A new file in a directory with set-group-ID gets the bit only from a caller in the group of the
-/// directory, or with `CAP_FSETID`. The last two callers are in other user namespaces. The first of
-/// them has `CAP_FSETID` over the directory, and the other one does not.
+/// A new file in a set-group-ID directory gets the bit only from a caller in the directory's group,
+/// or with `CAP_FSETID`. The last two callers are in other user namespaces.
 #[test]
 fn new_files_get_set_group_id_as_on_the_host() {
     if !has_root() || !has_program("perl") {
@@ -215,8 +205,8 @@ fn new_files_get_set_group_id_as_on_the_host() {
     assert_eq!(collect(site.root()), expected);
 }
 
-/// A write to a file without privileges must be one request. Without `FUSE_HANDLE_KILLPRIV_V2`, the
-/// kernel asks for the capabilities of the file before each write.
+/// Without `FUSE_HANDLE_KILLPRIV_V2`, the kernel asks for the capabilities of the file before each
+/// write.
 #[test]
 fn small_writes_to_a_file_cost_one_request_each() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };

@@ -23,22 +23,18 @@ use rustix::fs::{FlockOperation, IFlags, flock, ioctl_getflags, ioctl_setflags};
 use crate::locks::{Locks, check_flock, check_posix_lock};
 use crate::site::{Folder, Site, mount_options, transport};
 
-/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 const FILE_INO: u64 = 2;
-/// A command with an argument of 8 bytes that is read and written (`_IOWR(0x43, 1, u64)`).
 const DOUBLE: u32 = 0xc008_4301;
 const USER: u32 = 12_345;
 
-/// A back end with the one file `f`. A read of `f` waits until its client is killed.
+/// A read of `f` waits until its client is killed.
 struct Slow {
     reads: Sender<Caller>,
     cancelled: Sender<Duration>,
     flags: Mutex<InodeFlags>,
     locks: Locks,
-    /// The state of the file for poll(2), and the client that waits for a change.
     events: Mutex<(PollEvents, Option<PollWaker>)>,
-    /// For each flush, whether it was cancelled.
     flushes: Mutex<Vec<bool>>,
 }
 
@@ -78,9 +74,8 @@ impl FileSystem for Slow {
     }
 
     fn open(&self, _: Node<'_>, _: u32) -> Result<Opened, Errno> {
-        // With `DIRECT_IO`, the client waits for the answer of the server. Without it, the client
-        // would wait for a page of the kernel's cache, and the server would not learn of the
-        // client's signals.
+        // Without `DIRECT_IO`, the client would wait for a page of the kernel's cache, and the
+        // server would not learn of the client's signals.
         Ok(Opened::new(1).with_flags(OpenFlags::DIRECT_IO))
     }
 
@@ -90,7 +85,8 @@ impl FileSystem for Slow {
 
     fn flush(&self, _: Node<'_>) -> Result<(), Errno> {
         let request = Request::current().expect("a request closes the file");
-        // Give an interrupt time to arrive. The kill of the client must not cancel this flush.
+        // A kill of the client must not cancel its flush. An interrupt has time to arrive during
+        // the sleep.
         thread::sleep(Duration::from_millis(100));
         self.flushes.lock().push(request.is_cancelled());
         Ok(())
@@ -213,7 +209,7 @@ fn lsattr_and_chattr_reach_the_back_end() {
     }
 }
 
-/// Perl makes the ioctl(2), because the tests of this crate have no unsafe code.
+/// The tests of this crate have no unsafe code, so perl makes the ioctl(2).
 #[test]
 fn other_ioctls_reach_the_back_end_with_their_argument() {
     let Some((_fs, site, _)) = mounted().filter(|_| has_program("perl")) else { return };
@@ -295,8 +291,7 @@ fn waits_for_locks_need_no_threads_and_end_with_their_process() {
     }
 }
 
-/// A flush is the back end's last chance to store a file, so the death of the client must not
-/// cancel it.
+/// A flush is the back end's last chance to store a file.
 #[test]
 fn flush_of_a_killed_client_is_not_cancelled() {
     let Some((fs, site, _)) = mounted() else { return };
@@ -314,9 +309,8 @@ fn flush_of_a_killed_client_is_not_cancelled() {
     assert!(fs.flushes.lock().iter().all(|is_cancelled| !is_cancelled));
 }
 
-/// A user must not set the inode flags of another user's file. The test tries both numbers of the
-/// command: the one for 64-bit programs, and the one for 32-bit programs, for which Linux makes no
-/// check.
+/// Linux makes no check for the command number of 32-bit programs. So the server must refuse a user
+/// that does not own the file.
 #[test]
 fn inode_flags_are_those_of_the_owner() {
     let Some((fs, site, _)) = mounted().filter(|_| has_root() && has_program("perl")) else {
@@ -332,7 +326,7 @@ fn inode_flags_are_those_of_the_owner() {
 }
 
 /// The kernel does not report the end of a lock of an open file description, so the release of the
-/// file must end the lock.
+/// file must end it.
 #[test]
 fn lock_of_an_open_file_description_ends_with_its_file() {
     let with_locks = mounted().filter(|(fs, ..)| fs.has_locks() && has_program("perl"));

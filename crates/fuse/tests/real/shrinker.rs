@@ -15,7 +15,6 @@ use crate::site::Site;
 const DIRECTORIES: u64 = 100;
 const FILES: u64 = 300;
 
-/// Mounts a tmpfs whose cache may use `cache_bytes` bytes.
 fn site(cache_bytes: u64) -> Option<Site> {
     let mut options = Options::exclusive();
     options.vfs.cache_bytes = cache_bytes;
@@ -26,9 +25,8 @@ fn is_within_budget(counters: &Counters) -> bool {
     counters.bytes <= counters.budget_bytes
 }
 
-/// Calls `visit` with the index of each directory and of each file in it. After each directory,
-/// asserts that the cache uses at most 1.5 times its budget. The shrinker thread needs time to
-/// react, so the cache may exceed the budget by this much.
+/// Asserts that the cache uses at most 1.5 times its budget: the shrinker thread needs some time to
+/// react.
 fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     for directory in 0..DIRECTORIES {
         for file in 0..FILES {
@@ -39,9 +37,8 @@ fn for_each_file(site: &Site, mut visit: impl FnMut(u64, u64)) {
     }
 }
 
-/// The table of inodes must not grow without bound. The server must request the kernel to forget
-/// inodes while files are created, read and removed. It must do so even when no request arrives any
-/// more. Trap P10.
+/// The table of inodes must not grow without bound. The kernel must forget inodes even when no
+/// request arrives any more. Trap P10.
 #[test]
 fn cache_returns_to_its_budget_when_the_load_ends() {
     let Some(site) = site(2 << 20) else { return };
@@ -64,17 +61,15 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     for_each_file(&site, |directory, file| {
         fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // The cache may keep negative entries (for names that do not exist) for the files that were
-    // just removed. Each has 96 bytes, and all together may take 1/8 of the cache's budget of 2
-    // MiB.
+    // Each negative entry has 96 bytes. Those of the removed files may take 1/8 of the cache's
+    // budget of 2 MiB.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// The table of inodes must not grow without bound. A kernel with `FUSE_NOTIFY_PRUNE` must also
-/// forget directories on request. Trap P10.
+/// A kernel with `FUSE_NOTIFY_PRUNE` must forget directories on request too. Trap P10.
 #[test]
 fn deep_tree_does_not_outgrow_the_budget() {
     let Some(site) = site(256 << 10) else { return };
@@ -92,7 +87,7 @@ fn deep_tree_does_not_outgrow_the_budget() {
     }
 }
 
-/// Returns true if the kernel is 6.18 or newer, and so has `FUSE_NOTIFY_PRUNE`.
+/// Linux 6.18 and newer have `FUSE_NOTIFY_PRUNE`.
 fn can_forget_directories() -> bool {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy().into_owned();
@@ -106,8 +101,8 @@ fn can_forget_directories() -> bool {
     is_new
 }
 
-/// Open files may make the cache exceed its budget. After they are closed, the cache must shrink,
-/// even if no request arrives.
+/// Open files may make the cache exceed its budget. After they are closed it must shrink, even if
+/// no request arrives.
 #[test]
 fn closed_files_are_evicted_without_another_request() {
     let Some(site) = site(64 << 10) else { return };
@@ -152,9 +147,8 @@ fn working_directory_keeps_its_path_under_pressure() {
     assert_eq!(line.trim_end(), inside.to_str().expect("the path is UTF-8"));
 }
 
-/// Checks deferred de-duplication of extended attributes. Three files get the same attribute, and
-/// its value is set twice on each file. The back end must then store the set of attributes only
-/// once, even if the kernel sends no further request.
+/// The back end must de-duplicate the attributes of three files, even if the kernel sends no
+/// further request.
 #[test]
 fn deferred_sharing_of_attributes_needs_no_request() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

@@ -1,4 +1,4 @@
-//! A directory with a mount. At the end of a test both are removed, even if the test fails.
+//! At the end of a test, its mount and its directory are removed, even if the test fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,21 +19,18 @@ use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 use tokio::runtime::Runtime;
 
-/// A test that runs longer than this time counts as hanging. The mount of the test is then removed,
-/// because a process that waits for a hung server cannot be ended.
+/// The mount of a hanging test is removed, because a process that waits for a hung server cannot be
+/// ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
-/// The longest time that a test waits for an event.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A mounted file system and its directory.
 pub(crate) struct Site {
     mount: Option<Mount>,
     folder: Folder,
     _watched: Sender<()>,
 }
 
-/// A mounted asynchronous file system, its directory and its runtime.
 pub(crate) struct AsyncSite<F: AsyncFileSystem> {
     mount: Option<Mount<AsyncServer<F>>>,
     folder: Folder,
@@ -41,15 +38,12 @@ pub(crate) struct AsyncSite<F: AsyncFileSystem> {
     _watched: Sender<()>,
 }
 
-/// An empty directory, which is removed when this value is dropped.
 pub(crate) struct Folder(PathBuf);
 
-/// A directory with files. The drop removes the directory with its content.
 pub(crate) struct Host(Folder);
 
 impl Site {
-    /// Mounts `fs`. If mounting is not possible on this machine, prints a message and returns
-    /// `None`.
+    /// If mounting is not possible on this machine, prints a message and returns `None`.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Option<Site> {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
@@ -62,7 +56,6 @@ impl Site {
         Site::with_options(fs, options, &mount_options().with_threads(threads))
     }
 
-    /// Mounts as [`Site::new`] does, with the mount options `with`.
     pub(crate) fn with_options(
         fs: Arc<dyn FileSystem>,
         options: Options,
@@ -77,7 +70,6 @@ impl Site {
         Some(Site { mount: Some(mount), folder, _watched: watched })
     }
 
-    /// Mounts an empty tmpfs.
     pub(crate) fn tmpfs(options: Options) -> Option<Site> {
         Site::new(Arc::new(Tmpfs::new(TmpfsOptions::default())), options)
     }
@@ -102,8 +94,6 @@ impl Site {
         self.server().counters()
     }
 
-    /// Waits until the counters satisfy `condition`. Sends a request to the server between two
-    /// checks.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(&Counters) -> bool) {
         let begin = Instant::now();
         while !condition(&self.counters()) {
@@ -113,7 +103,6 @@ impl Site {
         }
     }
 
-    /// Ends the watch over the time limit, and returns the mount.
     pub(crate) fn into_mount(mut self) -> (Mount, Folder) {
         let folder = std::mem::replace(&mut self.folder, Folder::new());
         (self.mount.take().expect("only drop and into_mount take the mount"), folder)
@@ -122,14 +111,12 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Drop the mount before its directory is removed.
         drop(self.mount.take());
     }
 }
 
 impl<F: AsyncFileSystem> AsyncSite<F> {
-    /// Mounts `fs`, whose futures run on a runtime with two threads. If mounting is not possible on
-    /// this machine, prints a message and returns `None`.
+    /// If mounting is not possible on this machine, prints a message and returns `None`.
     pub(crate) fn new(fs: Arc<F>, options: Options, with: &MountOptions) -> Option<AsyncSite<F>> {
         if !has_fuse() {
             return None;
@@ -153,14 +140,12 @@ impl<F: AsyncFileSystem> AsyncSite<F> {
         self.mount.as_ref().expect("only drop takes the mount")
     }
 
-    /// Ends the runtime, which drops the futures of all requests.
     pub(crate) fn end_runtime(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 
-    /// Waits until `condition` holds for the number of requests under way.
     pub(crate) fn wait_for(&self, what: &str, condition: impl Fn(usize) -> bool) {
         let begin = Instant::now();
         while !condition(self.mount().server().under_way()) {
@@ -181,8 +166,7 @@ impl<F: AsyncFileSystem> Drop for AsyncSite<F> {
 impl Folder {
     pub(crate) fn new() -> Folder {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // ORDERING: Relaxed. The numbers in the names of the directories must differ from each
-        // other, and the atomic addition alone ensures that.
+        // ORDERING: Relaxed. The atomic addition alone gives different numbers.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("corewalk-fuse-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -197,7 +181,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Ignore an error: the directory must stay if a file system is still mounted on it.
+        // The directory must stay if a file system is still mounted on it.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -218,14 +202,14 @@ impl Drop for Host {
     }
 }
 
-/// Returns the transport of all mounts. The environment variable `COREWALK_TRANSPORT` chooses it.
+/// The environment variable `COREWALK_TRANSPORT` chooses the transport of all mounts.
 pub(crate) fn transport() -> Transport {
     std::env::var("COREWALK_TRANSPORT").map_or(Transport::Auto, |name| {
         Transport::from_name(&name).expect("COREWALK_TRANSPORT is a transport")
     })
 }
 
-/// Returns the mount options of the tests. If root runs the tests, all users may use the mount.
+/// If root runs the tests, all users may use the mount.
 pub(crate) fn mount_options() -> MountOptions {
     let mut options = MountOptions::default().with_transport(transport());
     if rustix::process::geteuid().is_root() {
@@ -234,8 +218,7 @@ pub(crate) fn mount_options() -> MountOptions {
     options
 }
 
-/// Returns the mount options of the tests of asynchronous back ends. Requests through fuser cannot
-/// reach such a back end, so these tests then use the device.
+/// Requests through fuser cannot reach an asynchronous back end, so its tests then use the device.
 pub(crate) fn async_mount_options() -> MountOptions {
     match mount_options() {
         options if options.transport == Transport::Fuser => {
@@ -245,16 +228,16 @@ pub(crate) fn async_mount_options() -> MountOptions {
     }
 }
 
-/// Starts a watchdog, which ends this process after [`TEST_LIMIT`], unless the returned value is
-/// dropped before.
+/// The watchdog ends this process after [`TEST_LIMIT`], unless the returned value is dropped
+/// before.
 pub(crate) fn watch(point: &Path) -> Sender<()> {
     let (watched, ended) = channel();
     let point = point.to_owned();
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("a test hangs on {}", point.display());
-            // Force the unmount, so that all waiting calls fail. A waiting call would keep this
-            // process and the connection alive for ever.
+            // A waiting call would keep this process and the connection alive for ever, so force
+            // the unmount.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             let _ = rustix::mount::unmount(&point, flags);
             std::process::exit(101);

@@ -15,9 +15,8 @@ use corewalk_fuse::{Options, Transport};
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
 
-/// One slow lookup must not stop the mount. 16 threads look up names in directories of their own,
-/// and each lookup takes 20 ms. The rate must be at least 90 % of the ideal one. The best of three
-/// runs counts, since the machine may be busy. Trap P6.
+/// 16 threads look up names, and each lookup takes 20 ms. The rate must be at least 90 % of the
+/// ideal one. The best of three runs counts, since the machine may be busy. Trap P6.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -28,7 +27,7 @@ fn slow_lookups_run_side_by_side() {
         }
     });
     // Over io_uring, each thread serves the requests of one processor. All 16 clients may run on
-    // the same processor, so each processor needs 16 threads.
+    // the same processor, so each needs 16 threads.
     let cpus = fuse_device::possible_cpus().map_or(1, usize::from);
     let threads = if transport() == Transport::Uring { 16 * cpus } else { 16 };
     let mounted = Site::with_threads(Arc::new(fs), Options::exclusive(), threads);
@@ -58,9 +57,8 @@ fn slow_lookups_run_side_by_side() {
     assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
 }
 
-/// A slow rename of a directory must not delay requests below the directory. The test uses files
-/// below the directory while its rename takes 3 s. The best of three runs counts, since the machine
-/// may be busy. Trap P7.
+/// Files below a directory are used while its rename takes 3 s. The best of three runs counts,
+/// since the machine may be busy. Trap P7.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
     let (began, has_begun) = channel();
@@ -71,7 +69,7 @@ fn slow_rename_of_a_directory_delays_nothing_below_it() {
         }
     });
     let mut options = Options::exclusive();
-    // Set no attribute timeout, so that each fstat is a request.
+    // Without an attribute timeout, each fstat is a request.
     options.attr_timeout = Duration::ZERO;
     let Some(site) = Site::new(Arc::new(fs), options) else { return };
     let mut best = Duration::MAX;
@@ -90,8 +88,6 @@ fn slow_rename_of_a_directory_delays_nothing_below_it() {
     panic!("a request below took {best:?}");
 }
 
-/// Makes 100 requests below a directory while the directory is renamed. Returns the time of the
-/// slowest request.
 fn longest_below_a_rename(
     site: &Site,
     from: &str,
@@ -115,8 +111,8 @@ fn longest_below_a_rename(
         longest = longest.max(begin.elapsed());
         answers.push((length.ok(), stat.err()));
     }
-    // Make the assertions only after the renaming thread has ended. A panic of the test while that
-    // thread waits for the server would make the test hang for ever.
+    // A panic of the test while the renaming thread waits for the server would make the test hang.
+    // So make the assertions after that thread has ended.
     let was_quick = renaming.is_finished();
     renaming.join().expect("the thread ends without a panic").expect("rename the folder");
     assert!(!was_quick, "the rename ended before the requests");
@@ -139,8 +135,7 @@ fn waiting_fsync_delays_no_other_request() {
     });
     let Some(site) = Site::with_threads(Arc::new(fs), Options::exclusive(), 1) else { return };
     let file = fs::File::create(site.path("file")).expect("create the file");
-    // Sync a file and a directory, because both fsyncs must run at the same time. Two fsyncs of one
-    // inode would run one after the other.
+    // Two fsyncs of one inode would run one after the other, so sync a file and a directory.
     fs::create_dir(site.path("dir")).expect("make the folder");
     let dir = fs::File::open(site.path("dir")).expect("open the file");
     let syncing = [file, dir].map(|file| {
@@ -152,7 +147,6 @@ fn waiting_fsync_delays_no_other_request() {
     let read = fs::read_to_string(site.path("other"));
     let _ = [release.send(()), release.send(())];
     let synced = syncing.map(|syncing| syncing.join().expect("the thread ends without a panic"));
-    // Assert only now: see `longest_below_a_rename`.
     assert!(
         all_released.iter().take(2).all(|is_released| is_released),
         "a request waited for an fsync"

@@ -1,6 +1,6 @@
-//! Compares a `Vfs` over `HostFs` with the host itself. The same random calls are made through the
-//! `Vfs` in one directory, and directly in another one. Each call must have the same result,
-//! including the errno, and at the end both directories must be equal.
+//! The same random calls are made through the `Vfs` in one directory, and directly in another one.
+//! Each call must have the same result, including the errno, and at the end both directories must
+//! be equal.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,6 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::fixtures::{TempDir, link, make, over, remove, rename, symlink, walk};
 
-/// The paths that the operations use.
 const PATHS: [&str; 12] = [
     "a",
     "b",
@@ -30,7 +29,6 @@ const PATHS: [&str; 12] = [
     "l",
 ];
 
-/// A call. The numbers are indexes into [`PATHS`].
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Create(usize),
@@ -95,8 +93,8 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// Returns true if both errors are right, and differ only because the `Vfs` checks the arguments in
-/// another order. In a mount the kernel makes these checks first.
+/// The `Vfs` checks the arguments in another order than the host. In a mount the kernel makes these
+/// checks first.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {

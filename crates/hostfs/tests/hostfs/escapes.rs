@@ -13,8 +13,6 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{TempDir, at, make, name, over, rename, walk, with_options};
 
-/// Returns options with which no descriptor is kept for later calls. So each call has to resolve a
-/// path.
 fn by_path() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -35,8 +33,8 @@ fn symbolic_links_are_followed_in_the_namespace() {
     }
 }
 
-/// Checks that a call does not leave the root after another program has replaced a directory by a
-/// symbolic link. The dentry cache still knows the directory, and the link leads out of the root.
+/// The dentry cache still knows the replaced directory, so a call by its path must not follow the
+/// link.
 #[test]
 fn directory_replaced_by_a_link_leads_nowhere() {
     let (dir, outside) = (TempDir::new(), TempDir::new());
@@ -58,9 +56,7 @@ fn directory_replaced_by_a_link_leads_nowhere() {
     assert!(!outside.join("made").exists());
 }
 
-/// Guarantee H.1: a call never uses a wrong file. Another program replaces a file on the host.
-/// Calls on the old inode must fail, and a lookup after an invalidation of the name must find the
-/// new file.
+/// Guarantee H.1: a call never uses a wrong file.
 #[test]
 fn file_replaced_on_the_host_is_stale_and_then_found() {
     let dir = TempDir::new();
@@ -78,9 +74,8 @@ fn file_replaced_on_the_host_is_stale_and_then_found() {
     assert_eq!(&buf, b"new");
 }
 
-/// Checks that a file is found by a remaining name after another program has removed the name of
-/// the last lookup. The program renames the file from `a` to `c` and back. Then, twice, it adds and
-/// removes a hard link.
+/// Another program removes the name under which the file was found. A remaining hard link must lead
+/// to it.
 #[test]
 fn file_is_found_by_the_name_that_remains_on_the_host() {
     let dir = TempDir::new();
@@ -116,9 +111,8 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
 }
 
-/// A write by path must never reach a file outside of the root. One thread writes. A second thread
-/// moves a directory of the path out of the root and back. In between, it puts a symbolic link to
-/// the outside in its place. Trap T20.
+/// A write by path must never reach a file outside of the root, while a directory of the path moves
+/// out and back. Trap T20.
 #[test]
 fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let _watchdog = Watchdog::start("moved out and back", Duration::from_secs(120));
@@ -133,7 +127,7 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
     let counts = race::run(2, Seed::choose(), |racer| {
         let (mut reached, mut stale) = (0, 0);
         if racer.thread == 0 {
-            // ORDERING: Relaxed. A stop flag, with which no data is passed.
+            // ORDERING: Relaxed. The stop flag publishes no data.
             while !done.load(Ordering::Relaxed) {
                 fs::rename(dir.join("d"), outside.join("gone")).unwrap();
                 symlink(outside.join("d"), dir.join("d")).unwrap();
@@ -149,7 +143,7 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
                 other => panic!("{other:?}"),
             }
         }
-        // ORDERING: Relaxed. A stop flag.
+        // ORDERING: Relaxed. The stop flag publishes no data.
         done.store(true, Ordering::Relaxed);
         (reached, stale)
     });
@@ -157,9 +151,7 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
     assert_eq!(fs::read(outside.join("d/e/f")).unwrap(), b"12345678");
 }
 
-/// Checks that files below a directory do not become stale while the directory is renamed through
-/// the `Vfs`. Between the change of the host and that of the dentry cache, no call may use the old
-/// path.
+/// Between the change of the host and that of the dentry cache, no call may use the old path.
 #[test]
 fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));
@@ -173,7 +165,7 @@ fn renames_through_the_namespace_make_no_file_stale() {
     race::run(3, Seed::choose(), |racer| {
         if racer.thread == 0 {
             let steps = [("a", "x"), ("x/b", "z/c"), ("z/c", "x/b"), ("x", "a")];
-            // ORDERING: Relaxed. A stop flag, with which no data is passed.
+            // ORDERING: Relaxed. The stop flag publishes no data.
             for i in (0..).take_while(|_| !done.load(Ordering::Relaxed)) {
                 let (from, to) = steps[i % 4];
                 rename(&vfs, from, to, RenameMode::Replace).unwrap();
@@ -184,7 +176,7 @@ fn renames_through_the_namespace_make_no_file_stale() {
             let found = vfs.getattr(&f);
             assert_eq!(found.map(|attr| attr.ino), Ok(f.ino()), "read {i}");
         }
-        // ORDERING: Relaxed. A stop flag.
+        // ORDERING: Relaxed. The stop flag publishes no data.
         done.store(true, Ordering::Relaxed);
     });
 }

@@ -12,7 +12,6 @@ use corewalk::{
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_hostfs::{HostFs, HostFsOptions};
 
-/// A temporary directory, removed with its content when dropped.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
@@ -41,7 +40,6 @@ impl Drop for TempDir {
     }
 }
 
-/// Returns a namespace whose root is a host directory.
 pub(crate) fn over(root: &Path) -> Arc<Vfs> {
     with_options(root, HostFsOptions::default())
 }
@@ -64,7 +62,6 @@ pub(crate) fn walk<'v>(vfs: &'v Vfs, path: &str) -> Result<InodeRef<'v>, Errno> 
     Ok(vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty())?.inode())
 }
 
-/// Resolves `path` as system calls do, to its parent directory and its last component.
 fn parent<'v, 'p>(vfs: &'v Vfs, path: &'p str) -> Result<(InodeRef<'v>, Name<'p>), Errno> {
     let path = path.trim_end_matches('/');
     let (dir, last) = path.rsplit_once('/').unwrap_or((".", path));
@@ -103,8 +100,6 @@ pub(crate) fn link(vfs: &Vfs, from: &str, to: &str) -> Result<(), Errno> {
     vfs.link(&Cred::root(), &file, &dir, last).map(drop)
 }
 
-/// Returns the sorted names in a directory. Reads them with `readdir` calls that return at most
-/// `reply` entries each.
 pub(crate) fn list(vfs: &Vfs, path: &str, reply: usize) -> Result<Vec<String>, Errno> {
     let dir = walk(vfs, path)?;
     let (mut names, mut at) = (Vec::new(), Some(0));

@@ -17,8 +17,7 @@ const DIRS: usize = 2000;
 const FILES: usize = 100;
 const CACHE_BYTES: u64 = 16 << 20;
 
-/// Reading the attributes of 200,000 files must need at most 256 descriptors and 16 MiB of cache. A
-/// server with one descriptor per known inode would run out of descriptors (trap P10).
+/// A server with one descriptor per known inode would run out of descriptors (trap P10).
 #[test]
 fn walk_of_many_files_needs_few_descriptors() {
     const NAME: &str = "limits::walk_of_many_files_needs_few_descriptors";
@@ -50,7 +49,6 @@ fn walk_of_many_files_needs_few_descriptors() {
             let file = format!("f{f}");
             let found = vfs.lookup(&Cred::root(), &dir, name(&file)).unwrap();
             assert_eq!(vfs.getattr(&found).unwrap().ino, found.ino());
-            // Keep some references to inodes, as a kernel does.
             if f % 10 == 0 {
                 held.push(found);
             }
@@ -65,8 +63,7 @@ fn walk_of_many_files_needs_few_descriptors() {
     }
 }
 
-/// After clients have opened files until an open fails with `ENFILE`, all other calls must still
-/// succeed. The process may have 64 descriptors. Trap X10.
+/// At the limit for open files, all calls but opens must still succeed. Trap X10.
 #[test]
 fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     const NAME: &str = "limits::open_files_of_one_client_leave_descriptors_to_all_calls";
@@ -99,12 +96,10 @@ fn open_files_of_one_client_leave_descriptors_to_all_calls() {
     };
     assert_eq!(refused, Errno::NFILE);
     assert!(opened.len() >= 8, "{} files are open", opened.len());
-    // The limit on open files is reached, so opening a new file fails with `ENFILE`. The new file
-    // must not be created either.
+    // A failed open with `O_CREAT` must not leave the new file behind.
     let made_open = Make::new(S_IFREG | 0o644, 0, 0).with_open(OFlags::RDWR.bits());
     assert_eq!(vfs.make(&cred, &vfs.root(), name("o"), made_open).err(), Some(Errno::NFILE));
     assert!(!tree.join("o").exists());
-    // The directories 50 to 99 are not in the dentry cache, so calls on them need new descriptors.
     for i in 50..100 {
         let path = |name: &str| format!("d{i}/{name}");
         assert_eq!(list(&vfs, &format!("d{i}"), 100), Ok(vec!["f".to_owned(), "sub".to_owned()]));

@@ -8,11 +8,9 @@ use rustix::fs::{FlockOperation, IFlags, fcntl_lock, flock, ioctl_getflags};
 
 use crate::fixtures::{TempDir, make, over, walk, with_options};
 
-/// Two owners of locks in the mount.
 const FIRST: u64 = 1;
 const SECOND: u64 = 2;
 
-/// Opens a file in the mount for reading and writing.
 fn open(vfs: &Vfs, file: &InodeRef<'_>) -> u64 {
     vfs.open(&Cred::root(), file, 2, May::READ | May::WRITE).unwrap().handle
 }
@@ -42,7 +40,6 @@ fn posix_locks_of_the_mount_and_of_the_host_conflict() {
     fcntl_lock(&host, FlockOperation::NonBlockingLockShared).unwrap();
     assert_eq!(set(FIRST, LockKind::Write, (0, 0)), Err(Errno::AGAIN));
     fcntl_lock(&host, FlockOperation::Unlock).unwrap();
-    // The end of an owner drops all its locks.
     vfs.unlock_owner(&file, 0, SECOND, false).unwrap();
     assert_eq!(get(FIRST), None);
     set(FIRST, LockKind::Write, (0, FileLock::END_MAX)).unwrap();

@@ -1,5 +1,4 @@
-//! Tests of the operations of `HostFs`. Each operation must change the host correctly, and the
-//! `Vfs` must show the state of the host.
+//! Each operation must change the host correctly, and the `Vfs` must show the state of the host.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -40,15 +39,15 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// Checks that a truncation that the host refuses leaves mode, size and times unchanged. The host
-/// refuses to truncate a running program, and to set a size that does not fit into an `i64`.
+/// The host refuses to truncate a running program, and to set a size that does not fit into an
+/// `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
     let vfs = over(dir.path());
     let path = dir.join("cat");
-    // Let `cp` write the program. A descriptor for writing in this process could be inherited by a
-    // child process of another test. The program could then not be started (`ETXTBSY`).
+    // Let `cp` write the program. A child of another test could inherit this process's descriptor
+    // for writing, and the program could not be started (`ETXTBSY`).
     assert!(Command::new("cp").arg("/bin/cat").arg(&path).status().unwrap().success());
     let program = walk(&vfs, "cat").unwrap();
     let changed = || {
@@ -74,8 +73,6 @@ fn truncation_that_fails_changes_nothing() {
     assert_eq!((changed().0, changed().1), (before.0, before.1));
 }
 
-/// Checks that a new file has the requested mode, even if the umask of the process or the group of
-/// the directory would change it.
 #[test]
 fn made_files_have_the_requested_mode() {
     let dir = TempDir::new();
@@ -94,7 +91,6 @@ fn made_files_have_the_requested_mode() {
                 let what = Make::new(kind | bits, uid, gid);
                 let made = vfs.make(&Cred::root(), &parent, name(&entry), what);
                 let (_, attr) = made.unwrap();
-                // A directory gets set-group-ID only from its parent directory.
                 let expected = match (kind, sub) {
                     (S_IFDIR, "group") => kind | bits & 0o1777 | 0o2000,
                     (S_IFDIR, _) => kind | bits & 0o1777,
@@ -168,8 +164,7 @@ fn permission_follows_changes_of_an_acl() {
         assert_eq!(vfs.access(&user, &f, May::READ), Err(Errno::ACCESS));
         assert_eq!(vfs.getxattr(&cred, &f, XATTR_ACCESS), Err(Errno::NODATA));
     }
-    // A second `Vfs` over the same directory sets an ACL. After a notification
-    // (`invalidate_attributes`), the first `Vfs` must check permissions by the new ACL.
+    // A second `Vfs` sets the ACL, so the first one learns of it only by `invalidate_attributes`.
     let again = over(dir.path());
     let same = walk(&again, "f").unwrap();
     again.setxattr(&cred, &same, XATTR_ACCESS, &acl.to_xattr(), XattrMode::Set).unwrap();
@@ -275,12 +270,10 @@ fn extended_attributes_and_acls_are_those_of_the_host() {
     assert_eq!(again.getxattr(&cred, &f, XATTR_ACCESS), Ok(acl.to_xattr()));
 }
 
-/// Checks that files below a renamed directory are found by their new paths. A reference to an
-/// inode that was taken before the rename must also stay usable. Trap P3.
+/// An inode reference that was taken before the rename must stay usable. Trap P3.
 #[test]
 fn descendants_of_a_renamed_directory_are_found() {
     let dir = TempDir::new();
-    // No reusable descriptors: each call has to resolve a path.
     let none = HostFsOptions::default().with_reusable(0).with_orphans(0);
     let vfs = with_options(dir.path(), none);
     for path in ["a/", "a/b/", "a/b/c/"] {
@@ -316,8 +309,7 @@ fn rename_modes_are_those_of_the_host() {
     assert!(!dir.join("d").exists());
 }
 
-/// Checks that a reused inode number comes with another generation, even within one tick of the
-/// host's clock. Trap P11.
+/// The two inodes may be created within one tick of the host's clock. Trap P11.
 #[test]
 fn number_and_generation_never_repeat() {
     let dir = TempDir::new();
@@ -350,8 +342,7 @@ fn listing_continues_after_its_last_entry() {
     }
 }
 
-/// Sets the access time of a file on the host to a time long ago, so that the next read updates it
-/// even with `relatime`.
+/// With `relatime`, only a read after a long time updates the access time.
 fn make_read_long_ago(path: &std::path::Path) {
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let times = fs::FileTimes::new().set_accessed(long_ago);
@@ -363,8 +354,7 @@ fn reads_without_atime_leave_access_times_of_the_host() {
     let dir = TempDir::new();
     fs::create_dir(dir.join("d")).unwrap();
     fs::write(dir.join("d/f"), "text").unwrap();
-    // Find out whether reads on the host update the access time at all: with the mount option
-    // `noatime` they do not.
+    // On a host with the mount option `noatime`, reads do not update the access time.
     make_read_long_ago(&dir.join("d/f"));
     fs::read(dir.join("d/f")).unwrap();
     let is_noted_here = fs::metadata(dir.join("d/f")).unwrap().atime() != 1_000_000;

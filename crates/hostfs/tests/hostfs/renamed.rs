@@ -11,8 +11,6 @@ use rustix::fs::OFlags;
 
 use crate::fixtures::{TempDir, make, name, walk, with_options};
 
-/// Returns options with which no descriptor is kept for later calls. So each call has to use a path
-/// or a file handle.
 fn none_kept() -> HostFsOptions {
     let options = HostFsOptions::default().with_reusable(0).with_orphans(0);
     options.with_atime(AtimePolicy::NEVER)
@@ -65,9 +63,8 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(names, ["file", "new", "sub"]);
 }
 
-/// Checks that a directory in use becomes stale when another program moves it out of the root. The
-/// file handle of the directory alone would still open it, because a handle reaches any file of the
-/// host's file system.
+/// The file handle alone would still open the directory: a handle reaches any file of the host's
+/// file system.
 #[test]
 fn held_directory_moved_out_of_the_root_is_stale() {
     let dir = TempDir::new();
@@ -75,8 +72,7 @@ fn held_directory_moved_out_of_the_root_is_stale() {
         return;
     }
     fs::create_dir_all(dir.join("root/held/sub")).unwrap();
-    // The path of `rootless` begins with the characters of the root's path. A comparison of plain
-    // prefixes would take it for a directory beneath the root.
+    // A comparison of plain prefixes would take `rootless` for a directory beneath `root`.
     fs::create_dir(dir.join("rootless")).unwrap();
     let vfs = with_options(&dir.join("root"), none_kept());
     let (held, sub) = (walk(&vfs, "/held").unwrap(), walk(&vfs, "/held/sub").unwrap());

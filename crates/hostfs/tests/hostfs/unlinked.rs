@@ -15,8 +15,8 @@ fn unlinked_file_stays_usable_until_it_is_forgotten() {
     vfs.write(&cred, &f, 0, 0, b"before").unwrap();
     remove(&vfs, "f", Removal::Unlink).unwrap();
     assert!(!dir.join("f").exists());
-    // Give the name of the removed file to a new file. A call on the removed file must not reach
-    // the new file, even if the call has no handle of an open file.
+    // A call on the removed file must not reach the new file, even if the call has no handle of an
+    // open file.
     let other = make(&vfs, "f").unwrap();
     assert_ne!((other.ino(), other.generation()), (f.ino(), f.generation()));
     assert_eq!(vfs.write(&cred, &f, 0, 6, b" and after"), Ok(10));
@@ -56,8 +56,6 @@ fn directory_that_is_not_empty_stays() {
     assert_eq!(remove(&vfs, "d", Removal::Rmdir), Ok(()));
 }
 
-/// If more than `orphans` files are unlinked while in use, the one that was unlinked first must
-/// become stale. A file that a client has open must stay usable.
 #[test]
 fn orphans_beyond_the_bound_are_stale_unless_they_are_open() {
     let dir = TempDir::new();

@@ -15,13 +15,10 @@ use crate::fixtures::{TempDir, name, over};
 
 const OTHER_ID: u32 = 65534;
 
-/// Calls `call` with a new directory that belongs to an unprivileged user, on a thread with that
-/// user's credentials.
 fn as_user(call: impl FnOnce(&Path) + Send) {
     as_user_with(|_| {}, call);
 }
 
-/// Calls `prepare` with the original credentials, and then `call` as [`as_user`] does.
 fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     let dir = TempDir::new();
     prepare(dir.path());
@@ -43,9 +40,8 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// A user that does not own a file truncates it, which must clear set-user-ID and set-group-ID.
-/// Only the owner may call chmod(2), so the server must let the host clear the bits in the
-/// truncation.
+/// Only the owner may call chmod(2), so the server must let the truncation clear set-user-ID and
+/// set-group-ID.
 #[test]
 fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     if !has_root() {
@@ -63,15 +59,14 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
         let set = SetAttr::default().with_size(0);
         let attr = vfs.setattr(&user, &file, &set).unwrap();
         assert_eq!((attr.size, attr.mode & 0o7777), (0, 0o775));
-        // A user who is not the owner sets mode and size together, which must fail: only the owner
-        // may set the mode.
+        // Only the owner may set the mode, so the whole call must fail.
         let set = SetAttr::default().with_size(0).with_mode(0o600);
         assert_eq!(vfs.setattr(&Cred::root(), &file, &set), Err(Errno::PERM));
     });
 }
 
-/// A user must be able to truncate a file through an open descriptor, even if the mode no longer
-/// allows an open for writing. cp(1) does so if the copied file ends with a hole.
+/// cp(1) truncates through its open descriptor when a copied file ends with a hole, even if the
+/// mode forbids a new open.
 #[test]
 fn open_file_is_truncated_without_the_right_to_reopen_it() {
     as_user(|path| {
@@ -89,8 +84,6 @@ fn open_file_is_truncated_without_the_right_to_reopen_it() {
         };
         assert_eq!(truncate(8192), Ok(8192));
         assert_eq!(std::fs::metadata(path.join("f")).unwrap().len(), 8192);
-        // Close the only descriptor for writing. The other descriptor of the file is for reading,
-        // and cannot truncate the file.
         vfs.release(&file, writer);
         assert!(reader.is_ok());
         assert_eq!(truncate(0), Err(Errno::ACCESS));

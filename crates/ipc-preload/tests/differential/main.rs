@@ -46,11 +46,9 @@ use mapped::Change;
 use op::Kind;
 use pairing::{Extent, Pairing};
 
-/// The default length of a run. The run ends after `steps` steps, or at the time limit `limit`. But
-/// it always makes at least `least` steps.
+/// The run ends after `steps` steps, or at the time limit, but makes at least `least` steps.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
-/// The number of steps within which a control test must find a wrong answer.
 const CONTROL: Extent = Extent { steps: 4_000, least: 4_000, limit: Duration::MAX };
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
@@ -96,8 +94,7 @@ fn corner_cases(mut pairing: Pairing) {
     }
 }
 
-/// Runs a control test: `change` changes some answers of the library on purpose, and the comparison
-/// must find one.
+/// `change` changes some answers of the library on purpose, and the comparison must find one.
 fn control(change: Change, kinds: Kinds) {
     let mut pairing = Pairing::new(mapped::starter(Some(change))).expect("it was tried");
     let run = || pairing.fuzz(Seed(1), CONTROL, kinds);

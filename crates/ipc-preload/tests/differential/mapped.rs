@@ -33,7 +33,6 @@ use crate::shm::ShmOp;
 /// futex(2), by number.
 const FUTEX: [&[u8]; 1] = [b"202 "];
 
-/// A change that a control test makes on purpose to the operations or answers of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// `EAGAIN` becomes `ENOMSG`.
@@ -107,8 +106,6 @@ pub(crate) fn starter(change: Option<Change>) -> Start {
     Box::new(move |_| Box::new(Preloaded::start(&common)))
 }
 
-/// Returns the path of the preload library that cargo has built with this test, into the same
-/// folder.
 fn library() -> PathBuf {
     let test = env::current_exe().expect("this program");
     let library = test.with_file_name("libcorewalk_ipc_preload.so");
@@ -132,8 +129,6 @@ impl Preloaded {
         self.worker.as_ref().expect("until it ends")
     }
 
-    /// Returns true if the process waits in an IPC call: it sleeps in futex(2), and all other
-    /// processes sleep, too.
     fn is_waiting(&self) -> bool {
         let is_asleep = || self.worker().borrow().is_asleep_in(&FUTEX);
         let workers = self.common.workers.borrow();

@@ -31,8 +31,7 @@ fn call(number: c_long, arguments: &[usize]) -> Answer {
     answer(unsafe { libc::syscall(number, at(0), at(1), at(2), at(3), at(4), at(5)) })
 }
 
-/// Three pages. The first is writable, and the second is read-only. Both are filled with bytes of
-/// value 1. The third page has no access.
+/// Three pages: the first is writable, the second is read-only, and the third has no access.
 struct Pages(usize);
 
 impl Pages {
@@ -58,8 +57,6 @@ impl Pages {
         Self(pages)
     }
 
-    /// Returns addresses from which `bytes` bytes cannot be read. At some of these addresses, only
-    /// the first few bytes can be read.
     fn unreadable(&self, bytes: usize) -> Vec<usize> {
         let crossing = self.0 + 2 * PAGE - bytes + 1;
         vec![
@@ -76,7 +73,6 @@ impl Pages {
         ]
     }
 
-    /// Returns addresses to which `bytes` bytes cannot be written, in part or as a whole.
     fn unwritable(&self, bytes: usize) -> Vec<usize> {
         let crossing = self.0 + PAGE - bytes + 1;
         let read_only = [self.0 + PAGE, self.0 + PAGE + 64, crossing, self.0 + PAGE - 1];
@@ -97,8 +93,6 @@ fn check(what: &str, addresses: Vec<usize>, expected: Answer, of: impl Fn(usize)
     }
 }
 
-/// Stores `value` at the end of the first page of `pages`, which is writable, and returns its
-/// address.
 fn good<T: Copy>(pages: &Pages, value: T) -> usize {
     let address = pages.0 + PAGE - size_of::<T>();
     // SAFETY: there is room for it.
@@ -142,7 +136,6 @@ pub(crate) fn semaphores() {
         call(libc::SYS_semtimedop, &[raw, add, 1, address])
     });
     assert_eq!((value(id, 0), value(id, 1)), (0, 0));
-    // An array of operations that ends with the last byte of the writable page must be accepted.
     assert_eq!(call(libc::SYS_semop, &[raw, add, 2]), 0);
     assert_eq!((value(id, 0), value(id, 1)), (1, 1));
     semaphore_commands(&pages, id);

@@ -16,7 +16,6 @@ const RELAXED: Ordering = Ordering::Relaxed;
 
 const UNDO: i16 = libc::SEM_UNDO as i16;
 
-/// Seconds after which an alarm ends a process that would wait for ever.
 const ALARM_S: u32 = 60;
 
 /// The call that a process waits in.
@@ -27,9 +26,7 @@ enum Call {
     Send,
 }
 
-/// The kind of a waiting call, and the objects that it uses. semop(2) waits at semaphore 0 of
-/// `sems`, and the message calls wait at `queue`. Semaphore 1 of `sems` counts the waiters that
-/// have started.
+/// Semaphore 1 counts the waiters that have started.
 #[derive(Clone, Copy)]
 struct Place {
     call: Call,
@@ -81,8 +78,6 @@ impl Place {
         }
     }
 
-    /// Starts a process that makes the waiting call, and returns once the process sleeps in it. The
-    /// process exits with `then(result)`, where `result` is the result of the call.
     fn waiter(self, then: impl FnOnce(Result<i32, i32>) -> i32) -> i32 {
         let there = value(self.sems, 1) + 1;
         let pid = child(|| {
@@ -105,13 +100,9 @@ pub(crate) fn is_asleep(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('S'))
 }
 
-/// Arguments of the signal handler `forks`: whether it uses syscall(2) instead of fork(2), and the
-/// pipe ends by which it talks to the test.
 static BY_NUMBER: AtomicI64 = AtomicI64::new(0);
 static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
-/// A signal handler that forks and returns in both processes. In the child it returns immediately.
-/// In the parent it returns once the child has ended and the test has told the parent to go on.
 extern "C" fn forks(_signal: libc::c_int) {
     let pid = if BY_NUMBER.load(RELAXED) == 0 {
         // SAFETY: the child returns and ends.
@@ -130,9 +121,8 @@ extern "C" fn forks(_signal: libc::c_int) {
     }
 }
 
-/// A signal handler forks in the middle of a waiting call, and returns in both processes. In parent
-/// and child, the interrupted call must end with `EINTR`. It must take no unit and no message that
-/// arrives later.
+/// After a fork in a signal handler, the interrupted call must end with `EINTR` in parent and
+/// child. It must take no later unit or message.
 pub(crate) fn return_in_both() {
     for call in [Call::Semop, Call::Receive, Call::Send] {
         for by_number in [0, 1] {
@@ -178,8 +168,6 @@ fn fork_in(call: Call, is_granted_before: bool) {
     place.remove();
 }
 
-/// The semaphore set that a child of vfork(2) uses, and the errno of the child's call. The child
-/// shares this memory with its parent.
 static SET: AtomicI64 = AtomicI64::new(0);
 static ERRNO: AtomicI64 = AtomicI64::new(0);
 
@@ -190,8 +178,6 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
     unsafe { libc::_exit(5) }
 }
 
-/// Runs in a child of vfork(2) whose parent has made an IPC call. Changes the user and makes a
-/// call.
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
@@ -202,8 +188,6 @@ extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     unsafe { libc::_exit(changed) }
 }
 
-/// Runs a function in a child that shares the memory of this process, like a child of vfork(2), but
-/// has its own stack.
 fn vforked(work: extern "C" fn(*mut c_void) -> libc::c_int) -> i32 {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let mut stack = vec![0u128; 1 << 14];

@@ -16,7 +16,6 @@ unsafe extern "C" {
 /// Numbers of the descriptors that a role closes one by one.
 const NUMBERS: std::ops::Range<i32> = 3..2048;
 
-/// A way to close all descriptors except the first three: immediately, or at the next execve(2).
 type Way = (&'static str, fn());
 
 const WAYS: [Way; 8] = [
@@ -106,8 +105,7 @@ pub(crate) fn filtered() {
     calls();
 }
 
-/// Checks a process that inherits a descriptor of the namespace's file, and changes to a user that
-/// may not open the file. Its first IPC call must work.
+/// A user that may not open the namespace's file must reach it by the inherited descriptor.
 pub(crate) fn other_user() {
     // SAFETY: the call takes no group.
     let mut changed = unsafe { libc::setgroups(0, std::ptr::null()) } == 0;
@@ -121,8 +119,7 @@ pub(crate) fn other_user() {
     calls();
 }
 
-/// Checks that each IPC call of a process without a namespace of the library returns `ENOSYS`. On
-/// the host kernel such calls succeed, so the test does not run this function there.
+/// Each IPC call of a process without a namespace of the library must return `ENOSYS`.
 pub(crate) fn without() {
     for _ in 0..2 {
         let made = sysv::semget(libc::IPC_PRIVATE, 1, 0o600);

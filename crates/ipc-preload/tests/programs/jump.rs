@@ -29,8 +29,6 @@ mod here {
 
     static PLACE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// Calls a function. Returns 0 when the function has returned, and 1 when a handler has called
-    /// [`leave`].
     #[unsafe(naked)]
     extern "C" fn protect(place: &'static Place, call: extern "C" fn()) -> i32 {
         std::arch::naked_asm!(
@@ -79,8 +77,7 @@ mod here {
         IDS[at].load(Ordering::Relaxed) as i32
     }
 
-    /// Blocks or unblocks `SIGUSR1`, the signal of the test. It is unblocked only during the calls
-    /// that `protect` makes.
+    /// `SIGUSR1` is unblocked only during the calls that `protect` makes.
     fn let_in(how: libc::c_int) {
         // SAFETY: zeroes are a valid set of signals.
         let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -150,9 +147,7 @@ mod here {
         assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
     }
 
-    /// A signal handler that waits for a unit of a semaphore. A second signal may run [`handler`],
-    /// which jumps out of this wait and out of the call that this handler has interrupted.
-    /// Otherwise this handler jumps out of the call that it has interrupted.
+    /// A second signal may jump out of the interrupted call, too.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.
@@ -165,8 +160,7 @@ mod here {
 
     static INSIDE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// A signal handler that waits for a unit of a semaphore. A second signal runs
-    /// [`handler_inside`], which jumps out of this wait only, so this handler returns.
+    /// A second signal jumps out of this wait only.
     extern "C" fn waiting_and_left(_signal: libc::c_int) {
         protect(&INSIDE, take_inside);
     }
@@ -176,8 +170,6 @@ mod here {
         unsafe { leave(&INSIDE) }
     }
 
-    /// The calls that a handler leaves: the interrupted call (outer), the call that the
-    /// interrupting handler makes (inner), or both.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Left {
         Both,
@@ -185,9 +177,8 @@ mod here {
         Outer,
     }
 
-    /// As in [`jump`], a signal handler interrupts a waiting call. The handler makes a waiting call
-    /// too, and a second signal interrupts that call. The calls that were left by a jump must take
-    /// no unit afterwards.
+    /// As in [`jump`], but the handler makes a waiting call too, which a second signal interrupts.
+    /// The calls that were left by a jump must take no unit afterwards.
     pub(crate) fn nested() {
         [Left::Both, Left::Inner, Left::Outer].into_iter().for_each(leave_nested);
     }

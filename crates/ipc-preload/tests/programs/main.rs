@@ -311,8 +311,8 @@ fn descriptor_of_another_file_is_left_alone() {
     }
 }
 
-/// This function tests nothing itself. A process that a test has started calls it to play the role
-/// (run the function) that its environment names.
+/// Tests nothing itself: a process that a test has started calls it to play the role that its
+/// environment names.
 #[test]
 fn role() {
     process::play();

@@ -5,15 +5,14 @@ use std::fs;
 
 use crate::roles::{child, exited, remove, semop, set, wait};
 
-/// A limit for the locked memory of the test program, in KiB. The program needs less, but a locked
-/// namespace would exceed it.
+/// In KiB. Enough for the program, but not for a locked namespace.
 const SMALL_KB: u64 = 512 * 1024;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// Checks mlockall(2), called by the C library's function and by syscall(2). It must lock and
-/// populate all memory of the program, but not the mapped memory of the namespace.
+/// mlockall(2) must lock and populate all memory of the program, but not the memory of the
+/// namespace.
 pub(crate) fn locked() {
     let ways: [fn(i32) -> i32; 2] = [
         // SAFETY: the call takes a number.
@@ -31,8 +30,6 @@ pub(crate) fn locked() {
     }
 }
 
-/// Calls mlockall(2) before the first IPC call or after it. Returns 0 if the mappings that `flags`
-/// selects are locked and resident, and the memory of the namespace is not.
 fn lock(way: fn(i32) -> i32, flags: i32, is_before: bool) -> i32 {
     let before = map();
     let mut id = 0;

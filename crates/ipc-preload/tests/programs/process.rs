@@ -12,7 +12,6 @@ use corewalk_testkit::sysv;
 
 use crate::roles::ROLES;
 
-/// The environment variable with the name of the role (the test function) that a process runs.
 const ROLE: &str = "COREWALK_PRELOAD_ROLE";
 
 /// Names the descriptor of the namespace's file.
@@ -21,15 +20,12 @@ pub(crate) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// The file of a namespace. The drop removes it.
 pub(crate) struct Namespace {
     path: Option<PathBuf>,
-    /// A descriptor of the namespace's file. A process that does not get the path of this file
-    /// inherits the descriptor instead.
     handed: Option<OwnedFd>,
     /// Where the memory of segments is.
     shm: Option<PathBuf>,
 }
 
 impl Namespace {
-    /// Creates an empty file, in which the first process creates the namespace.
     pub(crate) fn new() -> Self {
         let namespace = Self::missing();
         File::create(namespace.path.as_ref().expect("it has a path")).expect("a file");
@@ -59,8 +55,8 @@ impl Namespace {
         Self { path: Some(env::temp_dir().join(name)), handed: None, shm: None }
     }
 
-    /// Like [`Namespace::new`], but the processes of the test inherit a descriptor of the
-    /// namespace's file, and do not get its path.
+    /// The processes of the test inherit a descriptor of the namespace's file, and do not get its
+    /// path.
     pub(crate) fn handed() -> Self {
         let mut namespace = Self::new();
         let path = namespace.path.as_ref().expect("it has a path");
@@ -102,8 +98,6 @@ impl Drop for Namespace {
     }
 }
 
-/// Returns the path of the preload library that cargo has built with this test, into the same
-/// folder.
 fn library() -> PathBuf {
     let test = env::current_exe().expect("this program");
     let library = test.with_file_name("libcorewalk_ipc_preload.so");
@@ -111,8 +105,6 @@ fn library() -> PathBuf {
     library
 }
 
-/// Returns a command that starts this program again to run the function of `roles` that `role`
-/// names. The command has the environment of this process.
 pub(crate) fn command(role: &str) -> Command {
     let mut command = Command::new(env::current_exe().expect("this program"));
     command.args(["role", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role);
@@ -136,8 +128,6 @@ fn started(mut command: Command, namespace: &Namespace) -> Output {
     output_of(command, namespace)
 }
 
-/// Runs a command with the preload library. The environment gets the path of the namespace's file,
-/// unless the namespace has a descriptor for the command to inherit.
 pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.env("LD_PRELOAD", library()).env_remove("COREWALK_IPC_NAMESPACE");
     if let Some(path) = namespace.path.as_ref().filter(|_| namespace.handed.is_none()) {
@@ -150,8 +140,6 @@ pub(crate) fn output_of(mut command: Command, namespace: &Namespace) -> Output {
     command.output().expect("the role starts")
 }
 
-/// Runs a shell script twice and returns both outputs: with the library, and without it in an IPC
-/// namespace of the host kernel. Returns none if the kernel does not permit such a namespace.
 pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[String; 2]> {
     let shell = || {
         let mut command = Command::new("sh");
@@ -167,8 +155,6 @@ pub(crate) fn said_by_both(script: &str, namespace: &Namespace) -> Option<[Strin
     Some([ours, linux].map(said))
 }
 
-/// Plays a role (a test function) in a process with the preload library, and panics if the role
-/// fails.
 pub(crate) fn run(role: &str, namespace: &Namespace) {
     judge(role, &start(role, namespace));
 }
@@ -180,17 +166,13 @@ pub(crate) fn run_on_linux(role: &str) {
     }
 }
 
-/// Plays a role (a test function) with the preload library, in a new IPC namespace of the host
-/// kernel. Use this function for a role that makes calls which the library passes on to that
-/// kernel.
+/// For a role whose calls go to the host kernel.
 pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
     if has_own_linux() {
         run(role, namespace);
     }
 }
 
-/// Moves this thread into a new IPC namespace of the host kernel. Returns false if the kernel does
-/// not permit that.
 fn has_own_linux() -> bool {
     let unshared = sysv::unshare_ipc();
     if let Err(errno) = unshared {
@@ -206,8 +188,6 @@ fn judge(role: &str, output: &Output) {
     assert!(said.contains("played"), "{role} was not played:\n{said}");
 }
 
-/// Plays the role (a test function) whose name is in the environment variable. Does nothing if the
-/// variable is not set.
 pub(crate) fn play() {
     let Ok(name) = env::var(ROLE) else { return };
     let roles = ROLES.iter().chain(&[("without", crate::handed::without as fn())]);

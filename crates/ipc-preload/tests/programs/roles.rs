@@ -65,8 +65,6 @@ pub(crate) const ROLES: [(&str, fn()); 49] = [
 const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
-/// The largest number of checks that `until` makes before it panics. It sleeps for 0.1 ms between
-/// two checks.
 const LOOKS_MAX: u32 = 1_000_000;
 
 pub(crate) fn set(nsems: i32) -> i32 {
@@ -86,7 +84,6 @@ pub(crate) fn remove(id: i32) {
     sysv::semctl(id, 0, libc::IPC_RMID, 0).expect("it is ours");
 }
 
-/// Runs `work` in a forked child, which exits with the result of `work`. Returns the child's pid.
 pub(crate) fn child(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child has one thread, and exits without returning into the test.
     let pid = unsafe { libc::fork() };
@@ -180,8 +177,7 @@ fn fork() {
     assert_eq!(semop(id, (0, 5, UNDO)), Ok(0));
     let pid = child(|| i32::from(semop(id, (1, 2, UNDO)) != Ok(0)));
     assert_eq!(exited(wait(pid)), 0);
-    // When the child ends, its own undo must be applied. The undo of its parent must not be applied
-    // yet.
+    // The end of the child must apply the child's undo, but not yet its parent's.
     assert_eq!((value(id, 0), value(id, 1)), (5, 0));
     assert_eq!(sysv::semctl(id, 1, libc::GETPID, 0), Ok(pid));
     // SAFETY: the call takes nothing.
@@ -381,8 +377,6 @@ fn threads() {
     remove(id);
 }
 
-/// The environment variable with the id of a semaphore set. The role `exec` sets it for the program
-/// that it starts.
 const SET_ENV: &str = "COREWALK_PRELOAD_SET";
 
 fn exec() {
@@ -403,15 +397,12 @@ fn exec() {
     remove(id);
 }
 
-/// The role of the program that the role `exec` starts by execve(2). It does nothing without the
-/// environment variable `SET_ENV`, which names the semaphore set.
+/// The program that the role `exec` starts by execve(2). Does nothing without `SET_ENV`.
 fn after_exec() {
     let Ok(id) = std::env::var(SET_ENV) else { return };
     let id = id.parse().expect("a number");
     assert_eq!(value(id, 0), 5, "undo survives exec");
     assert_eq!(semop(id, (0, 2, UNDO)), Ok(0));
-    // A forked child must see both additions: 5 by the program before execve(2), and 2 by this
-    // program.
     let pid = child(|| i32::from(value(id, 0) != 7));
     assert_eq!(exited(wait(pid)), 0);
 }

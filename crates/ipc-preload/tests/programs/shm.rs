@@ -78,8 +78,7 @@ fn read(address: usize) -> u8 {
     unsafe { byte(address).read_volatile() }
 }
 
-/// A gate between processes, made of a pipe. A process waits at the gate until all other processes
-/// have closed their ends of the pipe.
+/// A process waits at the gate until all other processes have closed their ends of the pipe.
 struct Gate([i32; 2]);
 
 impl Gate {
@@ -90,7 +89,6 @@ impl Gate {
         Self(ends)
     }
 
-    /// Waits in the child until all other processes have closed the write end of the pipe.
     fn pass(&self) {
         self.close(1);
         let mut byte = 0u8;
@@ -102,7 +100,6 @@ impl Gate {
         self.shut();
     }
 
-    /// Closes both ends of the gate's pipe. A process calls this when it no longer uses the gate.
     fn shut(&self) {
         self.close(0);
         self.close(1);
@@ -141,8 +138,6 @@ pub(crate) fn calls() {
     assert_eq!(detach(second), Err(libc::EINVAL));
     assert_eq!(detach(first + PAGE), Err(libc::EINVAL));
 
-    // Checks shmat(2) at a free address, at an address in use and at an unaligned address, and with
-    // `SHM_RND` and `SHM_REMAP`.
     assert_eq!(attach(id, free, 0), Ok(free));
     assert_eq!(attach(id, free, 0), Err(libc::EINVAL));
     assert_eq!(attach(id, free + 1, 0), Err(libc::EINVAL));
@@ -220,8 +215,6 @@ pub(crate) fn fork() {
         assert_eq!(exited(wait(pid)), 0);
         assert_eq!(nattch(id), 1, "as soon as its end is seen");
     }
-    // A forked child forks again. nattch must then count three attaches, and two after the
-    // grandchild has detached the segment that it has inherited.
     let pid = child(|| {
         let inner = child(|| i32::from(nattch(id) != 3 || detach(at) != Ok(0) || nattch(id) != 2));
         i32::from(exited(wait(inner)) != 0 || nattch(id) != 2)
@@ -253,9 +246,6 @@ pub(crate) fn raw_fork() {
 
 /// A parent is killed while its child has segments attached. nattch counts the child only from its
 /// first IPC call. Until then, nattch must still count the attaches of the killed parent.
-///
-/// The test makes the child without the C library. A child of fork(2) is uncounted, too, until the
-/// library registers it.
 pub(crate) fn orphan() {
     // SAFETY: the arguments are integers. This process becomes a subreaper: the parent of
     // descendants whose own parent has died.
@@ -511,7 +501,6 @@ pub(crate) fn detach_order() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn detach_order() {}
 
-/// Checks that the permissions of a segment apply to a process of another user.
 pub(crate) fn permissions() {
     if !has_root() {
         return;

@@ -15,8 +15,6 @@ extern "C" fn nothing(_signal: libc::c_int) {}
 
 extern "C" fn other(_signal: libc::c_int) {}
 
-/// Exits with 3 if the handler got the payload of the signal and a context, and runs on the
-/// alternate stack (sigaltstack(2)).
 extern "C" fn with_siginfo(
     signal: libc::c_int,
     siginfo: *mut libc::siginfo_t,
@@ -109,13 +107,11 @@ pub(crate) fn kept() {
     assert_eq!(exited(wait(child(on_a_stack))), 3);
 }
 
-/// `RUNS` counts how often `with_a_mask` and `without_a_mask` have run. `MIXED` counts how often
-/// one of these handlers ran with the signal mask of the other.
+/// `MIXED` counts how often a handler ran with the signal mask of the other handler.
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static MIXED: AtomicU64 = AtomicU64::new(0);
 
-/// Counts a run of handler `which`. Handler 0 is installed with `SIGUSR1` in its mask, handler 1
-/// without.
+/// Handler 0 is installed with `SIGUSR1` in its mask, handler 1 without.
 fn ran(which: usize) {
     let mut mask = std::mem::MaybeUninit::uninit();
     // SAFETY: nothing is changed, and there is room for the answer.
@@ -170,9 +166,8 @@ fn changes_beside_signals() -> bool {
         });
         for change in 1..CHANGES {
             install(libc::SIGUSR2, Some(&actions[change % 2]));
-            // Wait until the new handler has run twice. The other thread raises one signal after
-            // the other. So in the second run, no signal from before this `install` is still in
-            // delivery.
+            // Wait for the second run of the new handler: the first may be for a signal from before
+            // it was installed.
             let before = load(&RUNS[change % 2]);
             until("both handlers run", || load(&RUNS[change % 2]) > before + 1);
         }
@@ -185,14 +180,11 @@ fn changes_beside_signals() -> bool {
 fn changes_beside_changes() -> bool {
     const ROUNDS: u64 = 3000;
     let actions = both();
-    // `begun` is the last round that this thread has begun. `done` is the last round that the
-    // spawned thread has completed.
     let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
     let wait_for = |cell: &AtomicU64, round| {
         let mut looks = 0u32;
-        // ORDERING: Acquire. Pairs with the Release stores of `begun` and `done`. A thread that
-        // reads the number of a round also sees the handlers that the other thread has installed in
-        // that round.
+        // ORDERING: Acquire. The other thread stores the round with Release after it has installed
+        // its handlers. Without this order, this thread could see the round before the handlers.
         while cell.load(Ordering::Acquire) < round {
             looks += 1;
             // Spin, so that both threads install their handlers at the same moment.
@@ -262,8 +254,8 @@ pub(crate) fn vfork() {
     assert_eq!(exited(wait(pid)), 0);
 }
 
-/// Checks rt_sigaction(2), called by its number, for a handler with `SA_RESETHAND`. The call must
-/// return the program's own handler, and the handler must run once.
+/// rt_sigaction(2), called by its number, must return the program's own handler. A handler with
+/// `SA_RESETHAND` must run once.
 fn one_shot() -> i32 {
     let other = other as *const () as usize;
     let flags = libc::SA_RESETHAND;
@@ -355,8 +347,6 @@ pub(crate) fn before_sleep() {
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn before_sleep() {}
 
-/// Stops the calling thread so that its parent can trace it. Returns false if tracing is not
-/// permitted.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn is_traced() -> bool {
     // SAFETY: the call takes numbers.
@@ -370,8 +360,7 @@ pub(crate) fn is_traced() -> bool {
     is_traced
 }
 
-/// Waits for the first stop of a child that calls [`is_traced`]. Returns true if the child has
-/// exited with 77 instead, because it may not be traced.
+/// True if the child exited with 77, for lack of permission.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn exited_early(pid: i32) -> bool {
     let mut status = 0;
@@ -394,7 +383,6 @@ pub(crate) fn trace(request: libc::c_uint, pid: i32, argument: usize) {
     assert_eq!(done, 0, "request {request}");
 }
 
-/// Lets a child run until it enters one of the system calls in `numbers`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn next_call(pid: i32, numbers: &[libc::c_long]) {
     for _ in 0..10_000 {
@@ -407,7 +395,6 @@ pub(crate) fn next_call(pid: i32, numbers: &[libc::c_long]) {
     panic!("it never makes the call");
 }
 
-/// Lets a child run until it enters system call `number` with `first` as its first argument.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn next_call_of(pid: i32, number: libc::c_long, first: usize) {
     for _ in 0..10_000 {
@@ -421,7 +408,6 @@ pub(crate) fn next_call_of(pid: i32, number: libc::c_long, first: usize) {
     panic!("it never makes the call");
 }
 
-/// Lets a child run to the next entry or exit of a system call. Returns its registers.
 #[cfg(target_arch = "x86_64")]
 fn next_stop(pid: i32) -> libc::user_regs_struct {
     trace(libc::PTRACE_SYSCALL, pid, 0);
@@ -432,7 +418,6 @@ fn next_stop(pid: i32) -> libc::user_regs_struct {
     registers
 }
 
-/// Lets a child run until its semop is about to sleep in futex(2). Returns the child's registers.
 #[cfg(target_arch = "x86_64")]
 fn next_futex(pid: i32, id: i32) -> libc::user_regs_struct {
     const FUTEX_WAIT_BITSET: u64 = 9;

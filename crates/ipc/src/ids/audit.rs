@@ -6,9 +6,6 @@ use super::{IN_USE, IPC_PRIVATE, Ids, KEY, LOCK, Object, SEQ, USED, read};
 use crate::field::{get, high, low};
 
 impl Ids<'_> {
-    /// Returns all objects, and the total to which a limit of the namespace applies, such as the
-    /// number of semaphores in all sets. If the id table is inconsistent, returns a description of
-    /// the first inconsistency.
     pub(crate) fn audit(self) -> Result<(Vec<Object>, u64), String> {
         let head = self.head();
         if get(&head[LOCK]) != 0 {

@@ -9,8 +9,7 @@
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// Completes or reverts the change that a task has left unfinished when it died with the lock of
-/// the object kind held. The caller has taken over that lock.
+/// The caller has taken over the lock from a dead task.
 ///
 /// If a live process still uses a removed object, a later call frees the rest of the object's
 /// memory.
@@ -47,20 +46,17 @@ pub(super) fn recover(ids: Ids<'_>) {
 }
 
 impl IdsGuard<'_> {
-    /// Marks the slot of a removed object as used, so that no new object gets it before all memory
-    /// of the removed object is free.
+    /// No new object may get the slot before all memory of the removed object is free.
     pub(crate) fn keep_slot(&self, index: u32) {
         self.ids.set_bit(index, true);
     }
 
-    /// Frees the memory that removed objects still have. Returns true if a slot has become free.
+    /// Returns true if a slot has become free.
     #[cold]
     pub(crate) fn end_left(&self) -> bool {
         self.ids.taken().filter(|index| self.end_left_at(*index)).count() != 0
     }
 
-    /// Frees the memory that the removed object in slot `index` still has. Returns true if all of
-    /// it is free.
     pub(crate) fn end_left_at(&self, index: u32) -> bool {
         let ids = self.ids;
         if index >= ids.slots() || ids.live(index).is_some() {
@@ -73,14 +69,14 @@ impl IdsGuard<'_> {
 }
 
 impl Ids<'_> {
-    /// Removes the key of the object in slot `index`, but leaves the object in the hash table of
-    /// keys. Only recovery calls this function, and rebuilds that table afterwards.
+    /// Leaves the object in the hash table of keys. Only recovery calls this function, and rebuilds
+    /// that table afterwards.
     pub(crate) fn forget_key(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
-    /// Removes the object from slot `index`, but leaves the index of keys and the bitmap unchanged.
+    /// Leaves the hash table of keys and the bitmap unchanged.
     pub(crate) fn forget_slot(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[STATE], 0);

@@ -51,9 +51,8 @@ impl World {
         Queue::new(&self.survivor.shared, &object)
     }
 
-    /// Runs `act` in the name of the task `victim`, and kills that task after it has made `stores`
-    /// stores to shared memory. Runs `others` as soon as the victim waits or is dead. Returns true
-    /// if the victim was killed before `act` ended.
+    /// Runs `others` as soon as the victim waits or is dead. Returns true if the victim was killed
+    /// before `act` ended.
     fn stop(&self, stores: u64, act: fn(&Task, MsgId), others: fn(&Self)) -> bool {
         let thread = thread::spawn({
             let (victim, id) = (Arc::clone(&self.victim), self.id);
@@ -77,8 +76,6 @@ impl World {
         thread.join().unwrap()
     }
 
-    /// Sets `bits` in the status word of each waiting call, and wakes its task, without the queue's
-    /// lock.
     fn wake(&self, bits: u64) {
         let shared = &self.survivor.shared;
         for (line, _) in shared.layout.msg_waits.used(&shared.region) {
@@ -99,8 +96,6 @@ impl World {
         self.survivor.msg_stat(self.id).unwrap().qnum
     }
 
-    /// Marks the process of the killed task as gone, and runs recovery. Checks that no messages are
-    /// left outside the queue, and no wait nodes.
     fn end(self, at: &str) {
         crate::task_line::forget_process(&self.victim.shared, self.victim.owner.index);
         self.namespace.recover().unwrap();
@@ -111,8 +106,8 @@ impl World {
     }
 }
 
-/// Kills a receiver after a message was passed to it, and before it takes that message. Checks that
-/// the message is received or back in the queue, and does not stay in the state `Delivered`.
+/// A message that was passed to a killed receiver must be received or back in the queue. It must
+/// not stay in the state `Delivered`.
 #[test]
 fn crash_of_a_receiver_that_is_handed_a_message_leaves_none_delivered() {
     let mut sent = [0; 2];
@@ -206,8 +201,8 @@ fn audit(world: &World, at: &str) {
     }
 }
 
-/// Kills a task while it creates a queue in a slot that belonged to a removed queue, whose id
-/// another task still has. Checks that the new queue then exists as a whole, or not at all.
+/// Another task still has the id of a removed queue in the same slot. The new queue must exist as a
+/// whole, or not at all.
 #[test]
 fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];

@@ -15,8 +15,7 @@ use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, MsgFlags, MsgId, Namespace, NamespaceOptions, Task,
 };
 
-/// A full queue with two waiting calls: a msgsnd, and a msgrcv of a type that the queue does not
-/// have.
+/// A full queue at which a msgsnd and a msgrcv wait.
 struct Waiting {
     one: Task,
     other: Arc<Task>,
@@ -57,7 +56,6 @@ impl Waiting {
         )
     }
 
-    /// Tells the waiting sender and the waiting receiver to check the queue again, and wakes them.
     fn call_both(&self, locked: &QueueGuard<'_>) {
         let lists = [locked.waiting(Role::Receiver), locked.waiting(Role::Sender)];
         let lines = lists.iter().flat_map(|list| list.iter().collect::<Vec<_>>());
@@ -68,9 +66,8 @@ impl Waiting {
     }
 }
 
-/// A hostile process has overwritten the word `LIVE`, which identifies the queue at which a sender
-/// and a receiver wait. When a task tells the two to check the queue again, they must end with
-/// `EIDRM`.
+/// A hostile process has overwritten the word `LIVE`, which identifies a queue. Calls that are told
+/// to check the queue again must end with `EIDRM`.
 #[test]
 fn call_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("calls at an overwritten queue", Duration::from_secs(300));
@@ -91,7 +88,6 @@ impl Waiting {
         put(&self.one.shared.region.line(line)[LIVE], 0);
     }
 
-    /// Removes the queue, and checks that no message or wait node is left.
     fn remove(self) {
         drop(self.other);
         assert_eq!(self.one.msg_rmid(self.id), Ok(()));
@@ -104,9 +100,8 @@ impl Waiting {
     }
 }
 
-/// A hostile process has overwritten the word `LIVE`, which identifies the queue at which a sender
-/// and a receiver wait. No task tells the two to check the queue again. They must notice the change
-/// by themselves, and end with `EIDRM`.
+/// A hostile process has overwritten the word `LIVE`, which identifies a queue. Calls that wait at
+/// the queue must notice the change by themselves, and end with `EIDRM`.
 #[test]
 fn wait_at_a_queue_that_was_overwritten_ends() {
     let _watchdog = Watchdog::start("waits at an overwritten queue", Duration::from_secs(300));
@@ -131,8 +126,8 @@ fn overwritten_queue_is_removed_and_ends_its_waits() {
     assert_eq!(one.msg_rmid(id), Err(Errno::INVAL));
 }
 
-/// Checks calls that wait at a queue while a living task keeps the queue's lock. Each call must end
-/// with `EIO`. The end of its task must free the call's wait node.
+/// If a living task keeps the queue's lock, each waiting call must end with `EIO`. The end of its
+/// task must free its wait node.
 #[test]
 fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     let _watchdog = Watchdog::start("calls at a queue that is held", Duration::from_secs(300));
@@ -145,8 +140,7 @@ fn call_at_a_held_queue_ends_with_eio_and_its_node_is_freed_later() {
     assert_eq!(waiting.other.waiting(), 0);
     drop(guard);
     let Waiting { one, other, id } = waiting;
-    // The waiting msgsnd and msgrcv have failed, but their wait nodes are still in the queue. No
-    // message may be passed to them. The end of the task `other` frees them.
+    // The failed calls still have wait nodes in the queue. No message may be passed to these nodes.
     one.msgrcv(id, &mut [0; 4], 1, MsgFlags::empty()).unwrap();
     one.msgsnd(id, 2, b"text", MsgFlags::empty()).unwrap();
     assert_eq!(one.msgrcv(id, &mut [0; 4], 2, MsgFlags::NOWAIT).unwrap().mtype, 2);

@@ -43,8 +43,6 @@ impl Filter {
         }
     }
 
-    /// Returns the message that msgrcv(2) selects with this filter. `messages` yields the queue's
-    /// messages in their order, each as a pair of its type and itself.
     #[inline]
     pub(super) fn find<M>(self, messages: impl Iterator<Item = (i64, M)>) -> Option<M> {
         let mut messages = messages.filter(|(mtype, _)| self.takes(*mtype));

@@ -31,8 +31,7 @@ use crate::shared::Shared;
 use crate::status::STATUS;
 use crate::task_line::Absent;
 
-/// The number of times that the sender polls the state of a message that it has passed to a
-/// receiver. The polls take some microseconds.
+/// After it has passed a message to a receiver, the sender polls the message for some microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 
 /// The receivers to which a send has given an outcome.
@@ -41,8 +40,7 @@ const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 pub(super) struct Sent {
     /// The receivers whose buffers were too small.
     failed: Wakes,
-    /// The message, if `pipelined_send` passed it directly to a waiting receiver. If this is none,
-    /// the caller must put the message into the queue.
+    /// If none, the caller must queue the message.
     pub(super) handed: Option<Handed>,
 }
 
@@ -57,9 +55,7 @@ pub(super) struct Handed {
 }
 
 impl Sent {
-    /// Wakes the receivers to which a send has given an outcome: the one that got the message, and
-    /// those whose buffers were too small. Returns the task that got the message if it may have
-    /// died. The caller holds no lock.
+    /// Returns the task that got the message if it may have died. The caller holds no lock.
     pub(super) fn wake(self, shared: &Shared) -> Absent {
         node::wake(shared, &self.failed);
         let Some(handed) = self.handed else { return Absent::new() };
@@ -73,8 +69,6 @@ impl Sent {
 }
 
 impl Handed {
-    /// Reads the state of the message again and again for some microseconds. Returns true if the
-    /// receiver takes the message in that time.
     #[cold]
     fn is_taken_soon(&self, shared: &Shared) -> bool {
         let message = Message { shared, line: self.message };
@@ -85,13 +79,10 @@ impl Handed {
     }
 }
 
-/// Passes a message to the first waiting receiver whose filter takes it.
-///
 /// The message keeps its ticket (its number in the order of arrival). If the receiver dies, the
 /// ticket puts the message back before all messages that were sent later.
 ///
-/// If the buffer of a receiver is too small, that receiver gets `E2BIG`, and the next receiver is
-/// tried.
+/// A receiver whose buffer is too small gets `E2BIG`, and the next receiver is tried.
 pub(super) fn pipelined_send(guard: &QueueGuard<'_>, message: Message<'_>, now_s: u64) -> Sent {
     let mut sent = Sent::default();
     let (mtype, size, name) = (message.mtype(), message.size(), guard.queue.name);

@@ -41,18 +41,19 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// Releases the memory of a private message of `task`. A task without kept memory keeps that of
-    /// a small message for the next message that it sends. Otherwise the memory is freed.
+    /// A task that keeps no memory keeps that of a small message, for the next message that it
+    /// sends. Otherwise the memory is freed.
     ///
-    /// The kept memory remains marked as a private message of the task (one that is in no queue).
-    /// So the cleanup after a dead task frees it.
+    /// The kept memory stays marked as a private message of the task, so that the cleanup after a
+    /// dead task frees it.
     #[inline]
     pub(super) fn let_go(self, task: &Task) {
         let layout = &self.shared.layout;
         let kept_max = layout.msgs.lines / (KEPT_SHARE * layout.tasks_max.max(1));
         let is_small = layout.msgs.len(&self.shared.region, self.line) <= kept_max;
-        // ORDERING(ipc-kept): Release. Pairs with `take_kept`: this thread's reads of the old text
-        // come before the next thread's writes.
+        // ORDERING(ipc-kept): Release. `take_kept` takes the memory with Acquire, to write a new
+        // text. Without this order, those writes could come before this thread's reads of the old
+        // text.
         let (kept, order) = (&task.kept_message, Ordering::Release);
         if !is_small || kept.compare_exchange(0, self.line, order, Ordering::Relaxed).is_err() {
             self.free(task.owner);

@@ -44,8 +44,7 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A wrong send, which the models must detect: it does not check that the queue is still the one
-/// that the lookup found.
+/// This wrong variant does not check that the queue is still the one that the lookup found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
@@ -55,8 +54,8 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A wrong send, which the models must detect: it tells the receiver that there is a message before
-/// it stores the state that delivers the message.
+/// This wrong variant tells the receiver that there is a message before it stores the state that
+/// delivers the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;
@@ -84,8 +83,6 @@ fn receive(task: &Task, id: MsgId) -> Result<(), Errno> {
     task.msgrcv(id, &mut [], 0, NOWAIT).map(drop)
 }
 
-/// Lets a receiver wait for the message of `send`. Counts how often no receiver waited when `send`
-/// began, and how often one did.
 fn receiver_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
@@ -118,8 +115,6 @@ fn control_message_that_wakes_nobody_is_caught() {
     receiver_against(blind_send);
 }
 
-/// Lets a sender wait for the space that `receive` frees. Counts how often no sender waited when
-/// `receive` began, and how often one did.
 fn sender_against(receive: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(1);
@@ -147,16 +142,14 @@ fn sender_beside_a_receiver_goes_on() {
     assert_all_reached(&sender_against(receive));
 }
 
-/// Control (a variant with the bug must fail): a receiver frees space in the queue. It does not
-/// tell the waiting senders to check whether their messages now fit. Trap I5 in `traps.md`.
+/// Control (a variant with the bug must fail): a receiver frees space in the queue, but does not
+/// tell the waiting senders. Trap I5 in `traps.md`.
 #[test]
 #[should_panic(expected = "branches")]
 fn control_receiver_that_calls_nobody_is_caught() {
     sender_against(blind_receive);
 }
 
-/// Runs `send` while a queue is removed and another one created. Counts three outcomes of `send`:
-/// success, `EINVAL`, `EIDRM`.
 fn remove_against(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 3] {
     Tally::of_bounded(1, move |tally| {
         let namespace = namespace(1);
@@ -217,8 +210,6 @@ fn receiver_beside_removal_ends() {
     assert_all_reached(&outcomes);
 }
 
-/// Passes a message to a receiver, which immediately sends a message to another queue. Counts two
-/// outcomes for the passed message: the receiver was not waiting yet, or it was.
 fn hand_over(send: fn(&Task, MsgId) -> Result<(), Errno>) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let namespace = namespace(2);

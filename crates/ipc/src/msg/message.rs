@@ -55,8 +55,7 @@ pub(super) enum Truth {
     Private,
     /// It is in this queue.
     Queued(QueueName),
-    /// A sender has passed the message to a waiting receiver. The fields are the receiver's queue,
-    /// and the number of the first cache line of the receiver's wait node.
+    /// Passed to a waiting receiver: its queue and its wait node.
     Delivered(QueueName, u32),
 }
 
@@ -90,13 +89,12 @@ pub(super) struct Message<'s> {
 }
 
 impl<'s> Message<'s> {
-    /// Writes the type and the text into a private message (one that is in no queue). The caller
-    /// has allocated enough cache lines for the text.
+    /// The caller has allocated enough cache lines for the text.
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
-        // ORDERING(ipc-joins): Release fence. Pairs with the fence in `collect_used`. The pool may
-        // have joined ranges of cache lines for this message. A walk may then mistake the text
-        // below for the header of a former range. Such a walk also sees that the count `JOINS` has
+        // ORDERING(ipc-joins): Release fence. `collect_used` walks over the pool without a lock,
+        // and may mistake the text below for the header of a former range. The fence puts the
+        // change of the count `JOINS` before the text. So such a walk notices that the count has
         // changed.
         fence(Ordering::Release);
         let first = self.first();
@@ -125,8 +123,7 @@ impl<'s> Message<'s> {
         get(&self.first()[TYPE]).cast_signed()
     }
 
-    /// Returns the length of the text in bytes. The result is at most [`MSGMAX_MAX`], even if the
-    /// shared memory is damaged.
+    /// At most [`MSGMAX_MAX`], even if the shared memory is damaged.
     #[inline]
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]).min(u64::from(MSGMAX_MAX)) as usize
@@ -142,8 +139,8 @@ impl<'s> Message<'s> {
     }
 
     pub(super) fn truth(&self) -> Truth {
-        // ORDERING(ipc-truth): Acquire. Pairs with `set_truth`. A thread that reads the state also
-        // sees the type, size, ticket and text.
+        // ORDERING(ipc-truth): Acquire. `set_truth` stores the state with Release. Without this
+        // order, a thread that reads the state could miss the type, size, ticket or text.
         Truth::from_word(self.first()[TRUTH].load(Ordering::Acquire))
     }
 
@@ -154,7 +151,6 @@ impl<'s> Message<'s> {
         self.first()[TRUTH].store(truth.to_word(), Ordering::Release);
     }
 
-    /// Copies as much of the text as fits to `out`. Returns the number of copied bytes.
     #[inline]
     pub(super) fn read(&self, out: &mut [u8]) -> usize {
         let size = self.size().min(out.len());

@@ -30,12 +30,10 @@ use crate::lock::Owner;
 use crate::shared::Shared;
 use crate::status::{self, DONE, INTERRUPTED, STATUS};
 
-// Indices of words in the first line of a wait node. The indices of the status and the links are
-// defined elsewhere. Words 6 and 7 belong to the memory pool.
+// Words 6 and 7 belong to the memory pool.
 const TICKET: usize = 2;
 /// The pid and the number of the task.
 const TASK: usize = 3;
-/// The word with the size of a sender's message or of a receiver's buffer, in bytes.
 const SIZE: usize = 4;
 const WHOSE: usize = 5;
 
@@ -44,12 +42,11 @@ const FILTER: [usize; 2] = [0, 1];
 
 const CALLED: u64 = 1 << 1;
 
-/// The bit of `WHOSE` that is set in every node in use. It lies above the bits of the role and the
-/// queue.
+/// Set in every node in use, above role and queue.
 const IS_NODE: u64 = 1 << 62;
 const ROLE_SHIFT: u32 = 40;
 
-/// The wait nodes whose tasks the caller must wake after it has released the queue's lock.
+/// The caller must wake the tasks of these wait nodes after it has released the queue's lock.
 pub(super) type Wakes = SmallVec<[u32; 4]>;
 
 /// The role of a waiting call.
@@ -65,8 +62,7 @@ pub(super) enum Status {
     Waits,
     Called,
     Interrupted,
-    /// The call is finished, with this result. For a receiver, the number is that of the first
-    /// cache line of its message.
+    /// For a receiver, the number is its message's first line.
     Done(Result<u32, Errno>),
 }
 
@@ -78,12 +74,7 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Allocates a wait node with the next ticket (number in the order of arrival), for a call of
-    /// the task with pid `pid`. The task holds the queue's lock.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM` if there is no free node.
+    /// The caller holds the queue's lock.
     pub(super) fn alloc(
         guard: &QueueGuard<'s>,
         role: Role,
@@ -102,9 +93,8 @@ impl<'s> Node<'s> {
         put(&first[SIZE], size as u64);
         put(&first[STATUS], 0);
         node.set_ticket(guard.next_ticket());
-        // ORDERING(ipc-truth): Release. This store marks the wait node as waiting in the queue. A
-        // rebuild of the queue's lists that finds the node marked also sees the fields stored
-        // above.
+        // ORDERING(ipc-truth): Release. A rebuild of the queue's lists reads `WHOSE` with Acquire.
+        // Without this order, it could read old fields of a node that is marked as waiting.
         first[WHOSE].store(whose(role, name), Ordering::Release);
         Ok(node)
     }
@@ -114,14 +104,12 @@ impl<'s> Node<'s> {
         self.shared.layout.msg_waits.free(self.shared, self.line, owner);
     }
 
-    /// Records that the call of this wait node does not wait any more. The caller has removed the
-    /// node from its list.
+    /// The caller has removed the node from its list.
     pub(super) fn forget(&self) {
         put(&self.first()[WHOSE], 0);
     }
 
-    /// Returns the role of the wait node's call (sender or receiver), and the queue at which the
-    /// call waits or has waited. Returns `None` if the wait node is not in use.
+    /// Returns `None` if the wait node is not in use.
     pub(super) fn whose(&self) -> Option<(Role, QueueName)> {
         // ORDERING(ipc-truth): Acquire. See `alloc`.
         let word = self.first()[WHOSE].load(Ordering::Acquire);
@@ -130,8 +118,7 @@ impl<'s> Node<'s> {
         roles.find(|role| whose(*role, name) == word).map(|role| (role, name))
     }
 
-    /// Returns the role of the wait node's call (sender or receiver), and the queue at which the
-    /// call waits. Returns `None` if the call does not wait any more.
+    /// Returns `None` if the call does not wait any more.
     pub(super) fn waits_as(&self) -> Option<(Role, QueueName)> {
         self.whose().filter(|_| !matches!(self.status(), Status::Done(_)))
     }
@@ -153,7 +140,6 @@ impl<'s> Node<'s> {
         high(get(&self.first()[TASK]))
     }
 
-    /// Returns the size of a sender's message or of a receiver's buffer, in bytes.
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]) as usize
     }
@@ -177,25 +163,23 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns the value that the low half of the status word must have when the task goes to sleep
-    /// by futex(2): the present status with the bits `DONE`, `INTERRUPTED` and `CALLED` cleared.
+    /// The task goes to sleep by futex(2) if the low half of its status equals this value. The bits
+    /// that end a sleep (`DONE`, `INTERRUPTED`, `CALLED`) are cleared in it.
     ///
-    /// If the status has one of the bits `DONE`, `INTERRUPTED` and `CALLED`, futex(2) returns
-    /// immediately. Other bits, which only damage of shared memory can set, do not prevent the
+    /// Other bits of the status, which only damage of shared memory can set, do not prevent the
     /// sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
 
-    /// Stores the outcome of the call. A receiver's outcome is the line number of its message. The
-    /// caller has removed the wait node from its list, and must not access the node afterwards.
+    /// The caller has removed the wait node from its list, and must not access the node afterwards.
     pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
             Ok(line) => status::done(0) | pair(0, line),
             Err(errno) => status::done(errno.raw_os_error()),
         };
-        // ORDERING(ipc-status): Release. The task that reads the outcome also sees all stores that
-        // were made for its call.
+        // ORDERING(ipc-status): Release. The waiting task reads the status with Acquire. Without
+        // this order, it could see the outcome but miss the stores made for its call.
         self.word().store(status, Ordering::Release);
     }
 
@@ -210,9 +194,9 @@ impl<'s> Node<'s> {
         if self.whose().is_none() {
             return (outcome, true);
         }
-        // ORDERING(ipc-status): AcqRel. Acquire pairs with `tell`: this task sees all stores made
-        // for its call. Release pairs with `status::load`: a sender that sees `INTERRUPTED` passes
-        // no message.
+        // ORDERING(ipc-status): AcqRel. Acquire: `tell` stores an outcome with Release, and this
+        // task must see the stores made for its call. Release: a sender that sees `INTERRUPTED` by
+        // `status::load` passes no message.
         let seen = self.word().fetch_or(INTERRUPTED, Ordering::AcqRel);
         match status::outcome(seen) {
             Some(told) => (told.map(|()| high(seen)), true),
@@ -220,16 +204,14 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Tells the waiting task to check the queue again. Returns true if the caller must wake the
-    /// task. The caller holds the queue's lock.
+    /// Returns true if the caller must wake the task. The caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
         // ORDERING(ipc-status): AcqRel, as in `leave`. The change is one atomic step: a load and a
         // later store could erase a bit `INTERRUPTED` that a signal handler sets in between.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// Clears the bit `CALLED`, by which another task has told the waiting task to check the queue
-    /// again. The waiting task is doing that now. The caller holds the queue's lock.
+    /// The waiting task checks the queue now.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);

@@ -48,21 +48,17 @@ const TAG: usize = 4;
 
 /// The new `QBYTES` of an `IPC_SET` that is under way.
 const NEXT_QBYTES: usize = 5;
-/// During an `IPC_SET`, this word contains [`IS_SETTING`] and the slot's state word before the
-/// change. Otherwise it is 0.
+/// During an `IPC_SET`: the state word before the change.
 const SETTING: usize = 6;
 
-/// A bit of the word `SETTING` that is set during an `IPC_SET`.
 const IS_SETTING: u64 = 1 << 63;
 
 /// The bits of a tag: 20.
 const TAG_MASK: u32 = (1 << 20) - 1;
 
-/// The index of the word with the list links, in the first line of a message or wait node.
 const LINKS: usize = 1;
 
-/// A bit that is set in every payload, so no payload is 0. The payload is the word of a slot that
-/// identifies the slot's queue.
+/// Set in every payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
 /// The identity of a queue: the index of its slot, and a tag that differs from the tags of earlier
@@ -140,9 +136,8 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// Returns a handle of the queue that slot `index` has now. The handle contains 0 in place of
-    /// the queue's tag (its version number), so use it only for functions that do not compare the
-    /// tag.
+    /// The returned handle contains 0 in place of the queue's tag (version number), so use it only
+    /// for functions that do not compare the tag.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }
@@ -153,8 +148,7 @@ impl<'s> Queue<'s> {
         Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
-    /// Initializes an empty queue in the slot, with a new tag (version number). The caller holds
-    /// the slot's queue lock.
+    /// The caller holds the slot's queue lock.
     pub(super) fn init(self, qbytes: u64) -> Self {
         let last = self.last_of_slot().name.tag;
         let name = QueueName { tag: last.wrapping_add(1) & TAG_MASK, ..self.name };
@@ -171,29 +165,25 @@ impl<'s> Queue<'s> {
         queue
     }
 
-    /// Returns true if a lookup can find the queue that the slot has.
     pub(super) fn is_published(self) -> bool {
         let payload = ids::payload(self.shared, self.shared.layout.msg_ids, self.name.index);
         self.live() != 0 && payload == Some(self.live())
     }
 
-    /// Returns the payload of this slot (the word that identifies its queue), or 0 if there is no
-    /// queue. Without the queue's lock it is only a hint.
+    /// 0 if there is no queue. Without the lock, a hint.
     #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
-    /// Returns the newest ticket of the queue (tickets number messages and waiting calls in the
-    /// order of arrival). Without the queue's lock the value is a hint: if it changes, a message
-    /// was probably sent.
+    /// Without the queue's lock, the newest ticket is a hint: if it changes, a message was probably
+    /// sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
     }
 
-    /// Returns the number of messages and the number of bytes. Without the queue's lock, the two
-    /// numbers may not belong together.
+    /// Without the queue's lock, the numbers of messages and bytes may not belong together.
     pub(super) fn glimpse(self) -> (u64, u64) {
         (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
     }
@@ -230,8 +220,7 @@ impl<'s> QueueGuard<'s> {
         self.list(ends, self.queue.shared.layout.msg_waits)
     }
 
-    /// Returns the counts, times and pids of the queue. Its id, permissions and ctime are left at
-    /// their defaults.
+    /// Id, permissions and ctime are left at their defaults.
     pub(super) fn numbers(&self) -> MsgStat {
         let (line, second) = (self.queue.line(), self.queue.second());
         let pids = get(&second[PIDS]);
@@ -264,17 +253,14 @@ impl<'s> QueueGuard<'s> {
         put(&self.queue.line()[QBYTES], qbytes);
     }
 
-    /// Records that an `IPC_SET` is about to change the slot of the id table and then the queue's
-    /// `qbytes`.
-    ///
-    /// The function stores the present state word of the slot in `SETTING`. If the caller dies,
-    /// recovery compares that word with the slot. If the slot has changed, recovery sets `qbytes`
-    /// too. Otherwise the `IPC_SET` has changed nothing. So the caller's store to the slot commits
-    /// the whole `IPC_SET`.
+    /// Stores the present state word of the slot in `SETTING`, before an `IPC_SET` changes the
+    /// slot. If the caller dies, recovery compares the two. If the slot has changed, recovery sets
+    /// `qbytes` too. So the caller's store to the slot commits the whole `IPC_SET`.
     pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
-        // ORDERING(ipc-redo): Release. Recovery that sees this store also sees the new `qbytes`.
+        // ORDERING(ipc-redo): Release. `redo_set` runs if this task dies. Without this order, it
+        // could see this store but not the new `qbytes`.
         second[SETTING].store(self.setting(), Ordering::Release);
     }
 
@@ -283,8 +269,8 @@ impl<'s> QueueGuard<'s> {
         IS_SETTING | ids::state(shared, shared.layout.msg_ids, self.queue.name.index)
     }
 
-    /// Completes the `IPC_SET` of a dead task, if the task had already changed the state word of
-    /// the queue's slot in the id table. Returns true if it had.
+    /// If the dead task of an `IPC_SET` had already changed the slot, completes the change, and
+    /// returns true.
     pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
         let setting = get(&second[SETTING]);
@@ -301,8 +287,7 @@ impl<'s> QueueGuard<'s> {
         self.queue.second()[SETTING].store(0, Ordering::Release);
     }
 
-    /// Returns true if the queue has room for a message of `size` bytes. Analogous to Linux's
-    /// `msg_fits_inqueue`.
+    /// Analogous to Linux's `msg_fits_inqueue`.
     #[inline]
     pub(super) fn fits(&self, size: usize) -> bool {
         let line = self.queue.line();
@@ -336,8 +321,7 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    /// Puts a message that was delivered to a dead receiver back into the queue, at the position of
-    /// its ticket (number in the order of arrival).
+    /// The message's ticket determines its position.
     #[cold]
     pub(super) fn put_back(&self, message: Message<'s>) {
         let mut lines: Vec<u32> = self.messages().iter().collect();
@@ -354,7 +338,6 @@ impl<'s> QueueGuard<'s> {
         self.set_counts(|cbytes, qnum| (cbytes.saturating_add(size), qnum.saturating_add(1)));
     }
 
-    /// Removes a queued message from the queue, and makes it private to the task numbered `task`.
     #[inline]
     pub(super) fn take(&self, message: Message<'s>, task: u32) {
         message.make_private(task);
@@ -371,9 +354,8 @@ impl<'s> QueueGuard<'s> {
         put(&line[QNUM], qnum);
     }
 
-    /// Tells waiting calls of the role `role` to check the queue again: all receivers, or only
-    /// those senders whose messages now fit. Returns the wait nodes to wake. Analogous to Linux's
-    /// `expunge_all` and `ss_wakeup`.
+    /// Tells all receivers to check the queue again, or only those senders whose messages now fit.
+    /// Analogous to Linux's `expunge_all` and `ss_wakeup`.
     #[inline]
     pub(super) fn call(&self, role: Role) -> Wakes {
         if self.waiting(role).is_empty() {
@@ -384,8 +366,7 @@ impl<'s> QueueGuard<'s> {
         ready.filter(|node| node.call()).map(|node| node.line).collect()
     }
 
-    /// Destroys the queue: frees all messages, and ends all waits with `EIDRM`. Returns the wait
-    /// nodes to wake. Analogous to Linux's `freeque`.
+    /// Frees all messages, and ends all waits with `EIDRM`. Analogous to Linux's `freeque`.
     pub(super) fn end(&self) -> Wakes {
         let owner = self.owner;
         let lists = [Role::Receiver, Role::Sender].map(|role| self.waiting(role));

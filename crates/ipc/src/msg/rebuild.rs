@@ -45,9 +45,7 @@ pub(crate) const QUEUES: &Kind = &Kind {
 };
 
 impl<'s> Queue<'s> {
-    /// Acquires the queue's lock. If the last holder of the lock has died, repairs the queue first.
-    ///
-    /// # Errors
+    /// If the last holder of the lock has died, repairs the queue first.
     ///
     /// Returns `EIDRM` if the queue is gone, which each call checks again under the lock. Returns
     /// `EIO` if a living holder does not release the lock.
@@ -79,8 +77,7 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// Repairs the queue that was created last in a slot of the id table. The caller has just taken the
-/// queue's lock from a dead task. `queue` may be an earlier queue of the same slot.
+/// The caller has taken the queue's lock from a dead task.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -95,8 +92,6 @@ pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     node::wake(queue.shared, &wakes);
 }
 
-/// Rebuilds the lists of a message queue, and its counts of messages and bytes, from all messages
-/// and wait nodes of the namespace. Returns the wait nodes to wake.
 pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     let shared = locked.queue.shared;
     let name = locked.queue.name;
@@ -147,15 +142,12 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     wakes
 }
 
-/// Frees the wait nodes and private messages of the dead task numbered `task`.
-///
 /// Messages that senders passed to the dead task go to other receivers. Returns the tasks of these
 /// receivers if they may have died too.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a living task does not release a queue's lock. The caller must then clean up
-/// after the task later.
+/// `EIO` if a living task keeps a queue's lock. The caller must then clean up after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     for (node, _) in nodes(shared).filter(|(_, whose)| *whose == task) {
@@ -168,8 +160,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Frees the private messages of the dead task `task` at the lines `seen`, unless another task has
-/// received them since. `seen` and `joins` are the results of an earlier `Pool::collect_used`.
+/// A message that another task has received since is not freed.
 pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64, seen: Vec<u32>) {
     let pool = &shared.layout.msgs;
     for line in seen {
@@ -182,14 +173,12 @@ pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64,
     }
 }
 
-/// Unlinks a wait node from its list, and frees it. If a message was passed to the node, passes the
-/// message on to another receiver. If that receiver may have died, returns the number of its task,
-/// so that the caller can clean up after it.
+/// A message that was passed to the node goes to another receiver. If that receiver may have died,
+/// returns its task, so that the caller can clean up after it.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a living task holds the queue's lock and does not release it. The wait node
-/// `node` is then not freed.
+/// `EIO` if a living task keeps the queue's lock. The wait node `node` is then not freed.
 pub(super) fn end_node(shared: &Shared, owner: Owner, node: Node<'_>) -> Result<Absent, Errno> {
     let absent = match node.whose() {
         Some((role, name)) => leave_queue(shared, owner, node, role, name)?,
@@ -199,8 +188,6 @@ pub(super) fn end_node(shared: &Shared, owner: Owner, node: Node<'_>) -> Result<
     Ok(absent)
 }
 
-/// Unlinks a wait node from the list of the queue `name`, and passes its message on; see
-/// [`end_node`].
 fn leave_queue(
     shared: &Shared,
     owner: Owner,
@@ -240,14 +227,12 @@ fn leave_queue(
     Ok(sent.wake(shared))
 }
 
-/// Completes the removal of the queue in slot `index` after the removing task has died. The caller
-/// holds the lock of all queues. Returns true if nothing of the queue is left.
+/// The caller holds the lock of all queues. Returns true if nothing of the queue is left.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let slot = Queue::of_slot(ids.shared, index);
     slot.live() == 0 || slot.recover(ids.owner).is_ok()
 }
 
-/// Returns the wait nodes in use, each with the number of the task that it belongs to.
 pub(super) fn nodes(shared: &Shared) -> impl Iterator<Item = (Node<'_>, u32)> {
     let used = shared.layout.msg_waits.used(&shared.region);
     used.map(move |(line, whose)| (Node { shared, line }, whose))

@@ -220,8 +220,6 @@ impl Task {
         }
     }
 
-    /// Polls for a short time until a message is sent.
-    ///
     /// A polling receiver is in no list, so a sender makes no system call to wake it. Each round
     /// yields the processor, which the sender may need. If a signal handler calls
     /// [`Task::interrupt_own`], the polling call ends with `EINTR`.
@@ -252,8 +250,7 @@ impl Task {
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
     }
 
-    /// Takes a queued message. Tells the waiting senders whose messages now fit to check the queue
-    /// again.
+    /// Also calls the waiting senders whose messages now fit.
     #[inline]
     fn take<'t>(
         &'t self,
@@ -275,8 +272,7 @@ impl Task {
         Arrived { from: From::Message(message, self), mtype, size_max }
     }
 
-    /// Waits for a message. Returns the number of the message's first cache line. The message then
-    /// belongs to this task alone.
+    /// The received message then belongs to this task alone.
     #[cold]
     fn receive_waiting(
         &self,
@@ -304,7 +300,7 @@ fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     filter.find(messages.map(|message| (message.mtype(), message)))
 }
 
-/// Copies a message for `MSG_COPY`, and leaves it in its queue. The caller holds the queue's lock.
+/// The caller holds the queue's lock.
 fn copy<'t>(message: Message<'_>, size_max: usize) -> Result<Arrived<'t>, Errno> {
     refuse_if(message.size() > size_max, Errno::INVAL)?;
     let mut text = vec![0; message.size()];

@@ -30,8 +30,8 @@ fn queue(task: &Task, id: MsgId) -> Queue<'_> {
     Queue::new(&task.shared, &task.msg_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Checks the result of `Task::waiting` for a sender that was told to check its queue again. The
-/// sender does not count until it has found that its message still does not fit.
+/// A sender that checks its queue again does not count as waiting until it finds that its message
+/// still does not fit.
 #[test]
 fn called_sender_does_not_count_as_waiting() {
     let namespace = namespace();
@@ -51,7 +51,6 @@ fn called_sender_does_not_count_as_waiting() {
     node.free(task.owner);
 }
 
-/// Runs `call` on a new thread, and returns once the call waits.
 fn waiting<T: Send + 'static>(
     task: &Arc<Task>,
     call: impl FnOnce(&Task) -> T + Send + 'static,
@@ -67,8 +66,6 @@ fn waiting<T: Send + 'static>(
     handle
 }
 
-/// Returns the parts of a queue that a rebuild must restore: the lists of messages and waiting
-/// calls, and the numbers of bytes and messages.
 fn picture(task: &Task, id: MsgId) -> (Vec<u32>, Vec<u32>, Vec<u32>, u64, u64) {
     let guard = queue(task, id).lock(task.owner).unwrap();
     let numbers = guard.numbers();
@@ -144,8 +141,8 @@ fn control_scrambled_queue_without_a_rebuild_is_wrong() {
     assert_ne!(picture(&one, id), before);
 }
 
-/// A sender dies after it has stored the state `Delivered` in its message, and before it has told
-/// the receiver. Checks that the rebuild of the queue tells the receiver.
+/// A sender dies after it has stored the state `Delivered`, and before it wakes the receiver. The
+/// rebuild must tell the receiver.
 #[test]
 fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     let namespace = namespace();
@@ -170,8 +167,8 @@ fn receiver_of_a_delivered_message_is_told_by_the_rebuild() {
     assert_eq!(receiver.join().unwrap().unwrap(), b"handed");
 }
 
-/// A receiver takes its message, and dies before it tells the waiting senders to check the queue
-/// again. Checks that the rebuild of the queue tells them.
+/// A receiver takes its message, and dies before it tells the waiting senders. The rebuild must
+/// tell them.
 #[test]
 fn senders_that_have_room_are_called_by_the_rebuild() {
     let namespace = namespace();
@@ -194,8 +191,6 @@ fn senders_that_have_room_are_called_by_the_rebuild() {
     assert_eq!(one.msg_stat(id).unwrap().qnum, 2);
 }
 
-/// Simulates a task that dies during the removal of a queue, after it has unpublished the queue.
-/// Checks that recovery completes the removal.
 #[test]
 fn interrupted_removal_is_completed_by_recovery() {
     let namespace = namespace();
@@ -229,8 +224,6 @@ fn used(task: &Task) -> [usize; 2] {
     [&layout.msgs, &layout.msg_waits].map(|pool| pool.used(&task.shared.region).count())
 }
 
-/// Checks that reaping (the cleanup after) a dead task frees its private messages and its wait
-/// nodes, and nothing else.
 #[test]
 fn messages_and_nodes_of_a_dead_task_are_reaped() {
     let namespace = namespace();
@@ -268,8 +261,6 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     assert_eq!(received, [5, 10]);
 }
 
-/// Checks a receiver that takes a message of a dead task during the cleanup after that task. The
-/// message must stay with the receiver.
 #[test]
 fn message_taken_while_its_sender_is_reaped_stays_with_its_receiver() {
     let namespace = namespace();
@@ -365,8 +356,6 @@ fn interrupted_receiver_is_given_no_message() {
     node.free(one.owner);
 }
 
-/// Checks that a wait node either gets an outcome from a sender or is abandoned by its task, and
-/// never both.
 #[test]
 fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     let namespace = namespace();
@@ -387,8 +376,8 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert_eq!(message.truth(), Truth::Private);
 }
 
-/// Checks recovery after a task has died in `IPC_SET`. If the task had changed the slot, the whole
-/// change must take effect, and otherwise none of it.
+/// If the dead task had changed the slot, the whole `IPC_SET` must take effect, and otherwise none
+/// of it.
 #[test]
 fn interrupted_change_of_a_queue_is_whole_or_nothing() {
     let namespace = namespace();
@@ -442,8 +431,7 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
 }
 
-/// Returns the number of allocated ranges (runs of cache lines) in the pool of messages. A range
-/// that a task keeps for its next message counts too.
+/// Includes the range that a task keeps for its next message.
 fn ranges(task: &Task) -> usize {
     task.shared.layout.msgs.used(&task.shared.region).count()
 }
@@ -480,8 +468,6 @@ fn task_keeps_the_lines_of_one_message_until_it_ends_or_dies() {
     }
 }
 
-/// Checks that a sender that finds no free memory for its message cleans up after dead tasks, and
-/// gets the memory of their messages.
 #[test]
 fn sender_without_free_lines_gets_those_of_dead_tasks() {
     let capacity = Capacity { queues: 1, msgs: 16, waits: 4, tasks: 4, ..Capacity::LEAST };
@@ -500,8 +486,6 @@ fn sender_without_free_lines_gets_those_of_dead_tasks() {
     assert_eq!(one.msgsnd(id, 1, b"text", MsgFlags::empty()), Ok(()));
 }
 
-/// Checks the limit for the memory that tasks keep for their next messages, with messages of all
-/// sizes.
 #[test]
 fn lines_that_all_tasks_keep_are_at_most_a_quarter() {
     const LINES: u32 = 1024;
@@ -561,8 +545,7 @@ fn message_with_an_impossible_size_is_cut() {
     assert_eq!(received.size_bytes, 8192);
 }
 
-/// Adds a wait node of `task` for a message that `filter` takes. No thread sleeps on the node, so
-/// the test can continue.
+/// No thread sleeps on the node, so the test can continue.
 fn receive_without_sleep(task: &Task, id: MsgId, filter: Filter) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();
@@ -578,8 +561,6 @@ fn shared_namespace() -> Namespace {
     Namespace::open_fd(&file, options).unwrap()
 }
 
-/// Checks that if two waiting receivers are dead when msgsnd begins, the next msgrcv gets the
-/// message.
 #[test]
 fn message_handed_to_dead_receivers_is_left_to_the_next_call() {
     let namespace = shared_namespace();
@@ -616,8 +597,6 @@ fn message_handed_to_a_dead_receiver_goes_to_the_one_that_waits_next() {
     assert_eq!(waits.join().unwrap(), Ok(b"text".to_vec()));
 }
 
-/// Checks that if a receiver dies after a message was passed to it, the message returns to its
-/// position in the queue, before the messages that were sent later.
 #[test]
 fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     let namespace = shared_namespace();
@@ -636,8 +615,6 @@ fn message_of_a_receiver_that_died_later_returns_to_its_position() {
     assert_eq!((next(), other.msg_stat(id).unwrap().cbytes), (Err(Errno::NOMSG), 0));
 }
 
-/// Passes a message from a dead receiver to another receiver, which dies too. Checks that the
-/// message returns to its position in the queue, before the messages that were sent later.
 #[test]
 fn message_of_two_dead_receivers_returns_to_its_position() {
     let namespace = shared_namespace();

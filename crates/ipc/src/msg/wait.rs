@@ -18,17 +18,12 @@ use crate::task_line::Absent;
 use crate::watch::{self, Turn};
 
 impl Task {
-    /// Adds a wait node for a call to the queue, and waits until the call ends. A receiver gets a
-    /// message, which only the caller may use from then on: the function returns the number of the
-    /// message's first cache line.
+    /// Adds a wait node for a call to the queue, and waits until the call ends. For a receiver,
+    /// returns the first cache line of its message.
     ///
     /// Another task may tell the waiting call to check the queue again. Then `may` first checks the
     /// permission of this task, and `again` checks under the queue's lock whether the call can
     /// complete. `size` is the size of a sender's message or of a receiver's buffer.
-    ///
-    /// # Errors
-    ///
-    /// Returns the error with which the call ends, and `ENOMEM` if there is no free wait node.
     pub(super) fn wait_at<'q>(
         &self,
         guard: QueueGuard<'q>,
@@ -106,13 +101,8 @@ impl Task {
         }
     }
 
-    /// Sleeps until the wait node's status changes, or until the call's turn is over: the time
-    /// after which it may become the watcher (module `watch`). The watcher looks for dead tasks on
-    /// behalf of all waiting calls.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EIDRM` if the queue is gone because it was removed or overwritten.
+    /// Sleeps until the wait node's status changes, or until the call's turn is over, after which
+    /// it may become the watcher (module `watch`).
     fn sleep(&self, queue: Queue<'_>, node: Node<'_>, turn: &mut Turn) -> Result<Ended, Errno> {
         let scope = self.shared.scope;
         let end = turn.end(scope, Deadline::NEVER);
@@ -123,9 +113,8 @@ impl Task {
         if ended == Ended::TimedOut && turn.is_watcher(&self.shared) {
             watch::look(&self.shared, self.owner);
         }
-        // Check whether the queue still exists, since the watcher (the waiting call that looks for
-        // dead tasks) also wakes the calls of removed queues. If the queue's lock cannot be
-        // acquired, the wait continues.
+        // The watcher also wakes the calls of removed queues, so check whether the queue still
+        // exists. If the queue's lock cannot be acquired, the wait continues.
         let may_be_gone = !IS_MODEL && queue.live() != queue.name.payload();
         refuse_if(may_be_gone && queue.lock(self.owner).err() == Some(Errno::IDRM), Errno::IDRM)?;
         Ok(ended)
@@ -148,13 +137,9 @@ impl Task {
     }
 }
 
-/// Frees the wait nodes of an ending task that its calls could not remove from the queues. A
-/// message that was passed to such a node goes to another receiver. Returns the tasks of these
-/// receivers if they may have died.
-///
-/// # Errors
-///
-/// `EIO` if a living task does not release a queue's lock.
+/// Frees the wait nodes that the calls of an ending task could not remove. A message that was
+/// passed to such a node goes to another receiver. Returns the tasks of these receivers if they may
+/// have died.
 pub(crate) fn exit_waits(task: &Task) -> Result<Absent, Errno> {
     let (shared, owner) = (&*task.shared, task.owner);
     let mut absent = Absent::new();

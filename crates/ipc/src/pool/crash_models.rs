@@ -36,8 +36,6 @@ struct World {
 }
 
 impl World {
-    /// Makes a pool with 64 ranges of one cache line each. The surviving task uses two of them, and
-    /// the others are free.
     fn new(pool: fn(&Layout) -> Pool) -> Self {
         let lines = Capacity { msgs: LINES, undos: LINES, ..Capacity::LEAST };
         let capacity = Capacity { queues: 2, tasks: 4, ..lines };
@@ -77,17 +75,15 @@ impl World {
         self.survivor.owner
     }
 
-    /// Runs `act` in the name of the task `victim`, and kills that task after it has made `stores`
-    /// stores to shared memory. Returns true if the task was killed before `act` ended.
+    /// Returns true if the task was killed before `act` ended.
     fn stop(&self, stores: u64, act: impl FnOnce(&Self)) -> bool {
         let is_stopped = matches!(crash::run(stores, || act(self)), Ended::Stopped);
         forget_process(self.shared(), self.victim.owner.index);
         is_stopped
     }
 
-    /// Checks, without the pool's lock, that each cache line of the pool is in one range, and that
-    /// the ranges of the surviving task are unchanged. Returns the number of ranges, or a
-    /// description of the first inconsistency.
+    /// Takes no lock. Each cache line must be in one range, and the ranges of the surviving task
+    /// must be unchanged.
     fn check(&self) -> Result<usize, String> {
         let mut next = self.pool.first;
         let ranges: Vec<_> = self.pool.ranges(self.region()).collect();
@@ -105,8 +101,6 @@ impl World {
         if used == self.kept { Ok(ranges.len()) } else { Err(format!("in use: {used:?}")) }
     }
 
-    /// Repairs the pool, frees the range of cache lines that the killed task has allocated, and
-    /// checks the pool again.
     fn end(self, at: &str) {
         let (shared, pool) = (self.shared(), self.pool);
         drop(pool.lock(shared, self.own()).unwrap());
@@ -121,8 +115,6 @@ impl World {
         }
         pool.audit(self.region()).unwrap_or_else(|what| panic!("{at}: {what}"));
         self.check().unwrap_or_else(|what| panic!("{at}: {what}"));
-        // The surviving task uses two cache lines of the pool. The free lines before, between and
-        // after them form three runs of 13, 23 and 26 lines.
         for wanted in [16, 16, 8] {
             let line = pool.alloc(shared, wanted, self.own(), 9);
             assert!(line.is_ok(), "{at}: no {wanted} lines");

@@ -45,8 +45,6 @@ use crate::field::{get, put};
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-/// The pool of messages joins its free ranges again only after 1/`GIVEN_SHARE` of its cache lines
-/// were freed since the last join.
 const GIVEN_SHARE: u32 = 256;
 
 /// The maximum number of walks in one call: a hostile process could change `JOINS` during each
@@ -54,9 +52,8 @@ const GIVEN_SHARE: u32 = 256;
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Joins adjacent free ranges of the pool, if enough of its cache lines were freed since the
-    /// last call that did so. Returns true if it has joined ranges. The caller holds the pool's
-    /// lock.
+    /// Free ranges are joined only if enough cache lines were freed since the last join. Returns
+    /// true if ranges were joined. The caller holds the pool's lock.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
         let least = match self.joins {
@@ -94,9 +91,8 @@ impl Pool {
         true
     }
 
-    /// Cuts a free range of cache lines, which is in no free list, down to the size class `wanted`,
-    /// and frees the rest. If no memory can be reserved for the header of the rest, the range stays
-    /// larger. The caller holds the pool's lock.
+    /// `line` begins a free range that is in no free list. If no memory can be reserved for the
+    /// header of the rest, the range stays larger. The caller holds the pool's lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
@@ -114,8 +110,6 @@ impl Pool {
         }
     }
 
-    /// Splits a run of free cache lines into free ranges. The size of each range is the largest
-    /// power of two that still fits.
     fn divide(&self, region: &Region, start: u32, end: u32) {
         let pieces: Vec<(u32, u32)> = pieces(start, end).collect();
         for (line, class) in pieces.into_iter().rev() {
@@ -123,8 +117,7 @@ impl Pool {
         }
     }
 
-    /// Writes the header of a free range (a run of cache lines) into its first cache line, `line`.
-    /// Before, this line may have been in the middle of another range.
+    /// Before, `line` may have been in the middle of another range.
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
@@ -136,13 +129,13 @@ impl Pool {
         words[HEADER].store(u64::from(class) + 1, Ordering::Release);
     }
 
-    /// Changes the count `JOINS`, so that walks without the lock notice that free ranges of cache
-    /// lines may have been joined. The caller holds the pool's lock.
+    /// Makes walks without the lock notice that free ranges may have been joined. The caller holds
+    /// the pool's lock.
     pub(super) fn note_joins(&self, region: &Region) {
         if self.joins != Joins::Never {
             let head = region.line(self.head);
-            // ORDERING(ipc-joins): Release. A walk that starts with the new count also reads the
-            // new headers.
+            // ORDERING(ipc-joins): Release. A walk loads the count with Acquire at its start.
+            // Without this order, it could read the new count but old headers.
             head[JOINS].store(get(&head[JOINS]).wrapping_add(1), Ordering::Release);
             // After a task's death, the number of lines freed since the last join is unknown.
             // Assume that all were freed.
@@ -155,9 +148,8 @@ impl Pool {
         region.line(self.head)[JOINS].load(Ordering::Acquire)
     }
 
-    /// Walks over the used ranges of the pool, and calls `of` for each with two arguments: the
-    /// number of the range's first cache line, and its user (a task or object). Returns the results
-    /// of `of`, and the count `JOINS` at the start of the walk.
+    /// Calls `of` with the first cache line and the user of each used range. Returns the results,
+    /// and the count `JOINS` at the start of the walk.
     ///
     /// If a range of cache lines is allocated or freed during the walk, the walk may miss it. The
     /// same holds for [`Pool::used`].
@@ -173,9 +165,9 @@ impl Pool {
         };
         let mut seen = walk();
         for _ in 1..WALKS_MAX {
-            // ORDERING(ipc-joins): Acquire. Pairs with the fence in `Message::fill`. If this walk
-            // has mistaken text of a message for a header, the load below returns a new count
-            // `JOINS`.
+            // ORDERING(ipc-joins): Acquire fence. `Message::fill` has a Release fence before it
+            // writes a text. If this walk has mistaken text for a header, the load below returns a
+            // new count `JOINS`.
             fence(Ordering::Acquire);
             if self.joins(region) == seen.0 {
                 break;
@@ -185,9 +177,8 @@ impl Pool {
         seen
     }
 
-    /// Frees the range of cache lines at `line`, which an earlier [`Pool::collect_used`] has found.
-    /// `joins` is the count of joins from that walk. Under the pool's lock, the function first
-    /// checks that a range still begins at `line`, and that `is_left` returns true.
+    /// Frees a range that an earlier [`Pool::collect_used`] has found, if a range still begins
+    /// there and `is_left` returns true.
     ///
     /// If the lock cannot be taken, the range is lost.
     pub(crate) fn free_seen(
@@ -208,8 +199,6 @@ impl Pool {
     }
 }
 
-/// Splits the cache lines from `start` to `end` into ranges that are as large as possible. Returns
-/// the first line and the size class of each range.
 fn pieces(start: u32, end: u32) -> impl Iterator<Item = (u32, u32)> {
     let piece = move |at: u32| (at < end).then(|| (at, (end - at).ilog2().min(CLASSES - 1)));
     std::iter::successors(piece(start), move |(at, class)| piece(at + (1 << class)))
@@ -238,8 +227,6 @@ mod tests {
         (namespace, pool)
     }
 
-    /// Sends texts of `size` bytes until the pool is full, and then receives all of them. Returns
-    /// the number of texts.
     fn fill_and_drain(task: &Task, id: crate::MsgId, size: usize) -> usize {
         let send = || task.msgsnd(id, 1, &vec![7; size], MsgFlags::NOWAIT);
         let count = (0..).take_while(|_| send() == Ok(())).count();
@@ -265,14 +252,12 @@ mod tests {
         }
     }
 
-    /// Fills all lines of a range but the first with words that look like headers.
     fn scribble(region: &Region, line: u32, lines: u32, whose: u32) {
         for at in line + 1..line + lines {
             region.line(at).iter().for_each(|word| put(word, looks_used(whose)));
         }
     }
 
-    /// Returns a word that looks like the header of a used range with one cache line.
     fn looks_used(whose: u32) -> u64 {
         1 | super::super::USED | u64::from(whose) << super::super::WHOSE_SHIFT
     }
@@ -334,11 +319,10 @@ mod tests {
         assert_eq!(pool.joins(&shared.region), before + 1);
     }
 
-    /// Joins ranges while a test walks over them. `ranges` are used ranges of two cache lines each.
-    /// The function frees all but the first, and allocates a joined range of eight lines. It fills
-    /// this range with words that look like headers of task 77.
+    /// Joins ranges while a test walks over them: frees all but the first, allocates a joined
+    /// range, and fills it with words that look like headers.
     ///
-    /// Returns the first line of `ranges[2]`, a cache line that is now inside the joined range.
+    /// Returns a cache line that is now inside the joined range.
     fn join_beside(shared: &Shared, pool: &Pool, ranges: &[u32]) -> u32 {
         for line in &ranges[1..] {
             pool.free(shared, *line, ME);
@@ -393,8 +377,6 @@ mod tests {
         );
         pool.free_seen(shared, middle, joins, ME, || true);
         assert_eq!(pool.whose(&shared.region, middle), Some(77), "the text is unchanged");
-        // `free_seen` must free a range of cache lines if `is_left` returns true, and keep it
-        // otherwise.
         for is_left in [false, true] {
             pool.free_seen(shared, ranges[1], joins, ME, || is_left);
             assert_eq!(pool.whose(&shared.region, ranges[1]).is_none(), is_left);

@@ -112,8 +112,6 @@ impl World {
         world
     }
 
-    /// Runs the call of the victim. Kills the victim before store number `stores`, or after its
-    /// call. Returns true if it was killed before the end of its call.
     fn stop(&mut self, case: Case, stores: u64) -> bool {
         let victim = self.victim.take().unwrap();
         let ended = crash::run(stores, || (case.act)(&victim, self.id));
@@ -121,9 +119,8 @@ impl World {
         ended == Ended::Stopped
     }
 
-    /// Lets the surviving task try to take the permit (one unit of the semaphore), and then runs
-    /// recovery. Returns true if the task got the permit, and false if it was refused. Returns a
-    /// description if the final state is wrong.
+    /// Returns true if the surviving task got the permit (one unit of the semaphore), and false if
+    /// it was refused.
     fn try_next(&self) -> Result<bool, String> {
         let tried = self.survivor.semop(self.id, &[TRY]);
         self.namespace.recover().map_err(|errno| errno.to_string())?;
@@ -146,17 +143,13 @@ enum Protocol {
     WithoutOwed,
 }
 
-/// Checks that both outcomes occurred: in some runs the survivor got the permit (the unit of the
-/// semaphore), and in others it was refused. If the victim's death grants a permit, too, the
-/// survivor must never be refused.
+/// In some runs the survivor must get the permit (the unit of the semaphore), and in others be
+/// refused. If the victim's death grants a permit, too, the survivor must never be refused.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
 
-/// Kills the victim before each store of its call, in one run for each store. After each kill, the
-/// survivor tries to take the permit (one unit of the semaphore). Returns how often the survivor
-/// was refused, and how often it got the permit. If the final state of a run is wrong, returns a
-/// description of it.
+/// Returns how often the survivor was refused the permit, and how often it got it.
 fn stop_everywhere(case: Case, is_watched: bool, protocol: Protocol) -> Result<[u32; 2], String> {
     let mut tries = [0; 2];
     for stores in 0..STORES_MAX {
@@ -185,13 +178,11 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     }
 }
 
-/// Kills the victim in a call that grants the permit (one unit of a semaphore) to dead tasks. Then
-/// kills a second task in `GETVAL`, which takes the permit back. Each pair of stores has its own
-/// run.
+/// Kills the victim in a call that grants a semaphore unit to dead tasks, and a second task in
+/// `GETVAL`, which takes the unit back.
 ///
-/// The first killed task granted a unit of the semaphore to dead tasks. The second was killed while
-/// it took the unit back. Then the survivor tries to take the unit. If it is refused, recovery must
-/// leave no free unit.
+/// After both kills, the survivor tries to take the unit. If it is refused, recovery must leave no
+/// free unit.
 #[test]
 fn crash_in_getval_after_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     for case in CASES {

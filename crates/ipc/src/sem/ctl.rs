@@ -135,7 +135,6 @@ impl Task {
         Ok(SemId::from_raw(id))
     }
 
-    /// Creates the semaphores of a new set, before any lookup can find the set.
     fn make_set(&self, index: u32, nsems: u32) -> Result<u64, Errno> {
         let shared = &*self.shared;
         let base = shared.layout.sems.alloc(shared, nsems, self.owner, index)?;
@@ -148,8 +147,8 @@ impl Task {
             [OTIME, ALTER_LIST, CONST_LIST, LOG, REDO]
                 .into_iter()
                 .for_each(|word| put(&line[word], 0));
-            // ORDERING(ipc-word): Release. A thread that reads the new tag (the set's version
-            // number) also sees the other words of the semaphore.
+            // ORDERING(ipc-word): Release. Other threads load the word with Acquire. Without this
+            // order, a thread could see the new tag but old words of the semaphore.
             line[WORD].store(Word::new(set.place.tag).0, Ordering::Release);
         }
         [ALTER_LIST, CONST_LIST, COMPLEX_COUNT, UNDO_LIST, COMMIT, TICKET]
@@ -602,8 +601,8 @@ impl Task {
         Ok(set)
     }
 
-    /// Returns the word of a semaphore. If another task has frozen (locked) the word to change it,
-    /// waits until the change is complete.
+    /// If another task has frozen (locked) the semaphore's word to change it, waits until the
+    /// change is complete.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -619,8 +618,8 @@ impl Task {
         Ok(word)
     }
 
-    /// Returns the number of calls that wait at a semaphore: for an increase with [`ALTER_LIST`],
-    /// for zero with [`CONST_LIST`]. The number includes calls with several operations.
+    /// [`ALTER_LIST`] counts waits for an increase, and [`CONST_LIST`] waits for zero. Calls with
+    /// several operations count, too.
     fn sem_count(&self, semid: SemId, semnum: i32, cmd: i32, list: usize) -> Result<i32, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -676,8 +675,8 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// Returns the tag (version number) of a new set, which is newer than the tags of earlier sets in
-/// all its cache lines.
+/// The tag (version number) of a new set must be newer than those of earlier sets in the same cache
+/// lines.
 ///
 /// Tags (version numbers of sets) increase and wrap around: if two tags are more than half of the
 /// range apart, the larger number is older.

@@ -13,14 +13,13 @@ use crate::status::AWAKE;
 use crate::task::Task;
 use crate::task_line::forget_process;
 
-/// Queues a semop(2) call of `task`, with all steps of a real call up to its sleep, but without a
-/// thread that sleeps. Returns the number of the first cache line of the wait node.
+/// Queues a semop(2) call as a real call does, but without a thread that sleeps. Returns the first
+/// cache line of the wait node.
 pub(crate) fn wait_without_sleep(task: &Task, id: SemId, sops: &[SemBuf]) -> u32 {
     wait_looking(task, id, sops, false)
 }
 
-/// Like [`wait_without_sleep`]. If `is_watched` is true, the wait node says that the task polls its
-/// status instead of sleeping.
+/// If `is_watched` is true, the wait node says that the task polls its status instead of sleeping.
 pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
@@ -36,7 +35,6 @@ pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: 
     node.line
 }
 
-/// Marks the process of a task as ended, and keeps all other state of the task.
 pub(crate) fn kill(task: Task) {
     forget_process(&task.shared, task.owner.index);
     std::mem::forget(task);
@@ -71,9 +69,8 @@ mod tests {
         namespace.register(Cred::root(), pid).unwrap()
     }
 
-    /// Two sets that use the same slot of the id table one after the other may have the same tag
-    /// (version). Checks that an operation on the second set does not use the undo record of the
-    /// first.
+    /// Two sets that use a slot one after the other may have the same tag (version number). An
+    /// operation on the second must not use the undo record of the first.
     #[test]
     fn undo_record_of_the_set_before_is_not_taken_for_that_of_the_next() {
         let namespace = namespace(1);
@@ -141,8 +138,8 @@ mod tests {
         }
     }
 
-    /// Checks that a call that has cleaned up after dead tasks clears the set's bit `OWED`, which
-    /// would make later calls look for dead tasks.
+    /// The bit `OWED` makes calls look for dead tasks. A call that has cleaned up after them must
+    /// clear it.
     #[test]
     fn set_whose_dead_were_looked_at_owes_nothing() {
         let namespace = namespace(1);
@@ -233,8 +230,8 @@ mod tests {
         assert_eq!(waits.used(&holder.shared.region).count(), 0, "the node is free");
     }
 
-    /// Checks that the cleanup after a dead task does not thaw (unlock) a semaphore's word that a
-    /// later task with the same task number has frozen.
+    /// The cleanup after a dead task must not thaw (unlock) a word that a later task with the same
+    /// task number has frozen.
     #[test]
     fn freeze_by_the_next_task_with_a_dead_ones_number_stays() {
         let namespace = namespace(1);
@@ -253,9 +250,7 @@ mod tests {
         assert!(!set.word(0).unwrap().is_frozen());
     }
 
-    /// Makes a semaphore with value 1, and lets a task take the unit with `SEM_UNDO`. Then changes
-    /// the task's record, so that the task belongs to the process `identity`. Returns the id of the
-    /// set.
+    /// Lets a task of the process `identity` take the unit of a semaphore with `SEM_UNDO`.
     fn holds_one(namespace: &Namespace, other: &Task, identity: Identity) -> SemId {
         let holder = task(namespace, 1);
         let id = other.semget(IPC_PRIVATE, 1, GetFlags::empty(), 0o600).unwrap();
@@ -288,8 +283,8 @@ mod tests {
         assert_eq!((other.sem_getval(id, 0), other.sem_getncnt(id, 0)), (Ok(1), Ok(0)));
     }
 
-    /// A waiting task is granted a unit of a semaphore. Then `SETVAL` sets the value, and the task
-    /// dies. Checks that the cleanup does not add the unit to the value that `SETVAL` has set.
+    /// The cleanup after a dead task must not add a granted unit back to a value that `SETVAL` has
+    /// set since.
     #[test]
     fn value_set_after_a_grant_stays_when_the_grant_is_dropped() {
         for lock in [LOCK, PLAIN] {
@@ -305,9 +300,8 @@ mod tests {
         }
     }
 
-    /// A `SETVAL` completes a waiting call, and the task of this call dies. Checks that the unit
-    /// which the call took returns to the semaphore: `SETVAL` set the value before it completed the
-    /// call.
+    /// A `SETVAL` completes a waiting call, whose task dies. The unit that the call took must
+    /// return, since `SETVAL` set the value before it completed the call.
     #[test]
     fn lock_granted_by_setval_to_a_dead_task_is_free_again() {
         let namespace = namespace(1);
@@ -321,9 +315,9 @@ mod tests {
         assert_eq!(other.sem_getval(id, 0), Ok(1));
     }
 
-    /// The completed call of a dead task has added to one semaphore with `SEM_UNDO`, and taken from
-    /// another. A live task has since taken the added unit, so the cleanup cannot revert the whole
-    /// call. Checks that it returns the unit that the call took.
+    /// A dead task's completed call has added to one semaphore, and taken from another. A live task
+    /// has since taken the added unit, so the whole call cannot be reverted. The unit that the call
+    /// took must still return.
     #[test]
     fn grant_is_taken_back_in_part_or_not_at_all_if_not_possible_as_a_whole() {
         let give = SemBuf::new(1, 1, SemFlags::UNDO);

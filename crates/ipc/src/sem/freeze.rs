@@ -20,9 +20,7 @@ use crate::lock::{BEAT_NS, Patience, Wait};
 use crate::process::Identity;
 use crate::task_line::{identity, task_line};
 
-/// The number of times that a thread reads a frozen (locked) word before it starts to yield the
-/// processor, and the number of yields before it sleeps. A freeze usually lasts for a few dozen
-/// instructions.
+/// A freeze usually lasts for a few dozen instructions.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
@@ -30,12 +28,7 @@ const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 const NAP_NS: u64 = 50_000;
 
 impl SetGuard<'_> {
-    /// Freezes (locks) the word of semaphore `num`. Returns the word as it was before.
-    ///
-    /// # Errors
-    ///
-    /// Returns `EIDRM` if the set is gone, and `EIO` if a live task keeps the semaphore's word
-    /// frozen (locked).
+    /// Returns the semaphore's word as it was before.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
         // Clear `LOG`, which may contain the log of an earlier operation. If this task dies,
@@ -44,8 +37,8 @@ impl SetGuard<'_> {
         Ok(word)
     }
 
-    /// Marks the words of all semaphores of the set as dead, except those that another task keeps
-    /// frozen (locked). Returns true if all words are marked.
+    /// Words that another task keeps frozen (locked) are skipped. Returns true if all words are
+    /// marked as dead.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
@@ -64,8 +57,7 @@ impl SetGuard<'_> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
-    /// Replaces the word of semaphore `num`. If another task has frozen (locked) the word, first
-    /// waits until it is thawed.
+    /// If another task has frozen (locked) the word, waits until it is thawed.
     fn exchange(
         &self,
         num: u16,
@@ -103,9 +95,8 @@ impl SetGuard<'_> {
     }
 }
 
-/// Called in a loop while another task keeps a semaphore's word frozen (locked). Depending on
-/// `round`, the number of the call, the function spins, yields the processor, or sleeps. If the
-/// other task has died, returns its identity.
+/// Spins, yields or sleeps, depending on `round`. If the task that keeps the word frozen has died,
+/// returns its identity.
 #[cold]
 fn pause(
     round: u32,
@@ -130,9 +121,8 @@ fn pause(
     Ok(None)
 }
 
-/// Thaws (unlocks) the word of a semaphore that a dead task has frozen. If the dead task had
-/// committed its call, stores the new word from the semaphore's redo log, `REDO`. Otherwise keeps
-/// the present value.
+/// If the dead task had committed its call, stores the new word from the redo log `REDO`. Otherwise
+/// keeps the present value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {

@@ -52,8 +52,6 @@ pub(super) enum Log {
 }
 
 impl Log {
-    /// Returns the log of the operation that has frozen (locked) semaphore `num`. `word` is the
-    /// frozen word.
     pub(super) fn read(set: &Set<'_>, num: u16, word: Word) -> Self {
         let log = get(&set.sem(num)[LOG]);
         if log & VALID == 0 || log >> PHASE_SHIFT & 1 != word.phase() {
@@ -65,9 +63,8 @@ impl Log {
         Self::Single { record: log as u32, adj: i32::from((log >> ADJ_SHIFT) as u16 as i16) }
     }
 
-    /// Stores this log in the word `LOG` of semaphore `num`, which the task has frozen (locked) or
-    /// is about to freeze. The log gets the phase bit of `word`, the semaphore's present word. By
-    /// this bit, recovery recognises the log of an earlier operation.
+    /// The log gets the phase bit of `word`, the semaphore's present word. By this bit, recovery
+    /// tells the log from that of an earlier operation.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;
@@ -81,9 +78,8 @@ impl Log {
                 phase | SEVERAL | committed | u64::from(first)
             }
         };
-        // ORDERING(ipc-undo): Release. Recovery that sees this log also sees the words stored in
-        // `REDO`. Recovery that sees the new undo adjustment, which is stored later, also sees the
-        // log.
+        // ORDERING(ipc-undo): Release. Recovery reads this log after a death. Without this order,
+        // it could see the log but not the words stored in `REDO`.
         set.sem(num)[LOG].store(log, Ordering::Release);
     }
 }

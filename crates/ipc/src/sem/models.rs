@@ -16,8 +16,7 @@ use crate::handle::SemId;
 use crate::status::AWAKE;
 use crate::task::Task;
 
-/// A wrong variant, which the models must detect: adds 1 to the first semaphore of a set. It
-/// ignores waiting calls, and does not check the tag that identifies the set.
+/// This wrong variant ignores waiting calls, and does not check the tag that identifies the set.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
@@ -34,9 +33,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A wrong variant, which the models must detect: adds 1 to the first semaphore of a set, with
-/// undo. It does not freeze (lock) the semaphore's word, and stores the undo adjustment after the
-/// word.
+/// This wrong variant does not freeze (lock) the semaphore's word, and stores the undo adjustment
+/// after the word.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
@@ -54,8 +52,7 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Allocates a wait node whose status says that its task polls it and does not sleep yet. Returns
-/// the number of the node's first cache line.
+/// The task of the node polls and does not sleep yet.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
     let node = Node::alloc(&task.shared, task.owner, call, 0).unwrap();
@@ -63,8 +60,7 @@ pub(crate) fn watched_node(task: &Task) -> u32 {
     node.line
 }
 
-/// Ends the polling of the wait node at `line`, as its task does before it sleeps. Returns true if
-/// the call has no outcome yet, so that its task would go to sleep.
+/// Returns true if the call has no outcome yet, so that its task would go to sleep.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     let node = Node { shared: &task.shared, line };
     node.stop_watching();
@@ -72,7 +68,7 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     node.outcome().is_none()
 }
 
-/// Completes the waiting call of a wait node. Returns true if its task must be woken.
+/// Returns true if the task must be woken.
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     !tell(&task.shared, [(line, 0)].into_iter().collect()).is_empty()
 }
@@ -85,8 +81,7 @@ pub(crate) fn completes_in_two_steps(task: &Task, line: u32) -> bool {
     before == 0
 }
 
-/// Begins an operation that adds 1 to the first semaphore of a set, with undo. Leaves the
-/// semaphore's word frozen (locked), as if the task were killed at that point.
+/// Leaves the semaphore's word frozen (locked), as if the task were killed at that point.
 pub(crate) fn stop_in_undo(task: &Task, id: SemId) {
     let object = task.sem_ids().obtain_object_check(id.raw()).expect("the set");
     let set = Set::new(&task.shared, &object);

@@ -48,8 +48,7 @@ use crate::shared::Shared;
 use crate::status::{self, AWAKE, DONE, DONE_BITS, INTERRUPTED, STATUS};
 use crate::task_line::Absent;
 
-// Indices of words in the first cache line of a wait node. Word 0 is the status. Words 6 and 7
-// belong to the memory pool.
+// Word 0 of the first cache line is the status. Words 6 and 7 belong to the memory pool.
 //
 // The second cache line begins with a word that identifies the set: the number of the set's first
 // semaphore line, the number of semaphores, and the set's tag. The operations of the waiting call
@@ -63,8 +62,8 @@ const TASK: usize = 3;
 /// The word with the number of operations, the index of the operation that has to wait, the bit
 /// [`ALTERS`], and the logged outcome.
 pub(super) const SHAPE: usize = 4;
-/// The word that says at which set the call of a wait node waits. It also contains the node's
-/// ticket, its number in the order of arrival. The word is 0 if the node is in no queue.
+/// The set at which the call waits, and the node's ticket (number in the order of arrival). 0 if
+/// the node is in no queue.
 const PLACE: usize = 5;
 
 const ALTERS: u64 = 1 << 32;
@@ -72,15 +71,13 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// The position of a field in the word `SHAPE`. The field contains the set's count of `SETVAL` and
-/// `SETALL` calls (`set::SETTINGS`) at the time when the waiting call was completed.
+/// In `SHAPE`: the set's count `set::SETTINGS` at the completion.
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a completed call that is being reverted, because its task has died or is
 /// ending (`reap`).
 pub(super) const TAKEN_BACK: i32 = 0xffff;
 
-// Fields of the word `PLACE` of a wait node: the slot and the tag of the set at which the call
-// waits, and the call's ticket (its number in the order of arrival).
+// Fields of `PLACE`: the slot and the tag of the set, and the call's ticket.
 //
 // A later set in the same slot may have the same tag. The set's payload (the place of its
 // semaphores, and its tag) tells the two sets apart. The second cache line of the wait node
@@ -89,8 +86,7 @@ const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
 
-/// The largest number of operations in a wait node. Only a hostile process can have written a
-/// larger number.
+/// Only a hostile process can have written more operations.
 const SOPS_MAX: usize = 1 << 15;
 
 /// A copy of the operations of a node.
@@ -105,12 +101,11 @@ pub(super) struct Call<'a> {
     pub(super) pid: u32,
 }
 
-/// The waiting calls that a transaction has completed: for each call the line of its wait node, and
-/// its errno (0 for success).
+/// Wait node of each completed call, and its errno.
 pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
-/// The tasks that the caller must wake after it has released the set's lock. Each item has the
-/// number of the first cache line of a wait node, and the number of the node's task.
+/// The caller must wake these tasks after it has released the set's lock. Each item is a wait node
+/// and its task.
 pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
 
 /// A waiting call.
@@ -121,11 +116,7 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// Allocates a wait node for `call`. `blocking` is the index of the operation that has to wait.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM` if the pool of nodes has no free lines.
+    /// `blocking` is the index of the operation that has to wait.
     pub(super) fn alloc(
         shared: &'s Shared,
         owner: Owner,
@@ -154,8 +145,8 @@ impl<'s> Node<'s> {
         self.shared.layout.waits.free(self.shared, self.line, owner);
     }
 
-    /// Polls the status word of the wait node, before the task sleeps, until the call is completed
-    /// or interrupted. Returns false if that has not happened by `end`.
+    /// Polls the status word until the call is completed or interrupted. Returns false if that has
+    /// not happened by `end`.
     ///
     /// After each read the task yields the processor. The yield may return after `end`. Then the
     /// function returns false, even if the call was completed.
@@ -186,26 +177,25 @@ impl<'s> Node<'s> {
         &self.first()[STATUS]
     }
 
-    /// Returns the outcome of the call, or none if the call still waits. If the call was completed
-    /// and later reverted (`reap`), the outcome is an error.
+    /// Returns an error for a call that was completed and later reverted (`reap`).
     pub(super) fn outcome(&self) -> Option<Result<(), Errno>> {
         status::outcome(status::load(self.status()))
     }
 
-    /// Returns true if the call was completed successfully, even if its task has not returned yet.
+    /// Also true if the task has not returned yet.
     pub(super) fn is_granted(&self) -> bool {
         self.outcome() == Some(Ok(()))
     }
 
-    /// Returns the value that futex(2) must find so that the task sleeps: the low half of the
-    /// status, without the bits that end a sleep. Other bits, which only a hostile process sets, do
-    /// not prevent the sleep.
+    /// The task sleeps in futex(2) if the low half of its status equals this value, in which the
+    /// bits that end a sleep are cleared. Other bits, which only a hostile process sets, do not
+    /// prevent the sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
-    /// Marks the call as interrupted, so that no other task completes it. Used if the caller cannot
-    /// take the set's lock to remove the wait node. If the call already has an outcome, returns it.
+    /// For a caller that cannot take the set's lock to remove the wait node. Afterwards, no other
+    /// task completes the call. If the call already has an outcome, returns it.
     pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
         // ORDERING(ipc-status): Acquire. As in `status::load`.
         status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
@@ -215,7 +205,6 @@ impl<'s> Node<'s> {
         status::load(self.status()) & INTERRUPTED != 0
     }
 
-    /// Returns the set at which the call of this wait node waits, if it still exists.
     pub(super) fn awaited(&self) -> Option<Set<'s>> {
         let place = self.place();
         let slot = (place >> 1) as u32 & (SLOTS_MAX - 1);
@@ -229,30 +218,28 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Returns the word of the wait node with the copy of the set's payload (the place of its
-    /// semaphores, and its tag). It is valid while the node's word `PLACE` is not 0.
+    /// Valid while the node's word `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
 
-    /// Marks the wait node as waiting at `set`. From now on, a rebuild of the queues finds the
-    /// node, and sorts it by `ticket`, its number in the order of arrival.
+    /// From now on, a rebuild of the queues finds the node, and sorts it by `ticket`, its number in
+    /// the order of arrival.
     pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
         put(self.payload(), set.place.payload());
-        // ORDERING(ipc-place): Release. Pairs with `Node::place`: a thread that finds the wait node
-        // waiting also sees all fields of the node.
+        // ORDERING(ipc-place): Release. `Node::place` loads the word with Acquire. Without this
+        // order, a thread could find the node waiting, but miss its fields.
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// Marks the wait node as no longer waiting. The caller has removed it from its queues.
+    /// The caller has removed the node from its queues.
     pub(super) fn end(&self) {
-        // ORDERING(ipc-place): Release. Pairs with `Node::place`: if a thread reads 0, it also sees
-        // that the wait node is in no queue.
+        // ORDERING(ipc-place): Release. `Node::place` loads the word with Acquire. Without this
+        // order, a thread could read 0 before it sees that the node has left its queues.
         self.first()[PLACE].store(0, Ordering::Release);
     }
 
-    /// Returns the node's position in the order of arrival: the oldest node has the lowest
-    /// position. `next` is the ticket that the next waiting call will get.
+    /// The oldest node has the lowest position.
     pub(super) fn turn(&self, next: u64) -> u64 {
         (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
     }
@@ -262,15 +249,13 @@ impl<'s> Node<'s> {
         self.first()[PLACE].load(Ordering::Acquire)
     }
 
-    /// Returns the outcome of the waiting call that a transaction has logged in this wait node, if
-    /// there is one.
     pub(super) fn pending(&self) -> Option<i32> {
         let shape = get(&self.first()[SHAPE]);
         (shape & PENDING != 0).then_some((shape >> PENDING_SHIFT) as i32)
     }
 
-    /// Logs the outcome that a transaction is going to store for the waiting call, and the set's
-    /// count of `SETVAL` and `SETALL` calls (`SETTINGS`). With `None`, clears the log.
+    /// Logs the outcome that a transaction is going to store for the waiting call. `None` clears
+    /// the log.
     pub(super) fn set_pending(&self, pending: Option<(i32, u64)>) {
         let shape = &self.first()[SHAPE];
         let pending = pending.map_or(0, |(errno, settings)| {
@@ -280,8 +265,7 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// Returns the set's count of `SETVAL` and `SETALL` calls (`SETTINGS`) at the completion of
-    /// this call.
+    /// The set's count `SETTINGS` at the completion of this call.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }
@@ -319,14 +303,12 @@ impl<'s> Node<'s> {
         SemBuf::new(word as u16, (word >> 16) as u16 as i16, flags)
     }
 
-    /// Copies the operations, except those on semaphores that the set does not have.
+    /// Leaves out operations on semaphores that the set does not have.
     pub(super) fn sops(&self, nsems: u32) -> Sops {
         let sops = (0..self.count()).map(|at| self.sop(at));
         sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
     }
 
-    /// Returns true if all operations of the waiting call are on semaphores with numbers below
-    /// `nsems`.
     pub(super) fn is_within(&self, nsems: u32) -> bool {
         (0..self.count()).all(|at| u32::from(self.sop(at).sem_num) < nsems)
     }
@@ -341,14 +323,11 @@ impl<'s> Node<'s> {
     }
 }
 
-/// Returns the low part of the word `PLACE` of all wait nodes whose calls wait at `set`: the set's
-/// slot and tag.
 fn place_of(set: Set<'_>) -> u64 {
     PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
 }
 
-/// Returns the nodes that wait for a set, or have just stopped waiting, each with its task. The
-/// order is undefined.
+/// Includes nodes that have just stopped waiting. The order is undefined.
 pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)> {
     let shared = set.shared;
     let nodes = shared.layout.waits.used(&shared.region);
@@ -356,21 +335,21 @@ pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)
     nodes.filter(move |(node, _)| node.is_at(set))
 }
 
-/// Stores the outcomes of completed calls in their wait nodes. Returns the sleeping tasks, which
-/// the caller must wake. A polling task ([`Node::watch`]) needs no wake-up.
+/// Returns the sleeping tasks, which the caller must wake. A polling task ([`Node::watch`]) needs
+/// no wake-up.
 pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     let tell = |(node, errno)| {
         let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
-        // ORDERING(ipc-status): Release. Pairs with `status::load`: the task sees all stores made
-        // for its call. The task may then free its node, so do not read the node any more.
+        // ORDERING(ipc-status): Release. The waiting task reads the status by `status::load`.
+        // Without this order, it could miss stores made for its call. It may then free its node, so
+        // do not read the node any more.
         let before = shared.region.line(node)[STATUS].swap(status::done(errno), Ordering::Release);
         (before & AWAKE == 0).then_some((node, task))
     };
     completed.into_iter().filter_map(tell).collect()
 }
 
-/// Wakes the tasks of completed calls. Returns the tasks that were not asleep, and so may have
-/// died.
+/// Returns the tasks that were not asleep, and so may have died.
 ///
 /// A task that was polling its status, and not asleep, is not in `wakes`. It may have died, too,
 /// but then the bit `OWED` of the set makes a later call look for dead tasks.

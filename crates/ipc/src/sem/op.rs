@@ -44,12 +44,9 @@ use crate::task::Task;
 use crate::task_line::Absent;
 use crate::watch::{self, TURN_NS, Turn};
 
-/// The number of times that a call tries the compare-exchange of a semaphore's word before it takes
-/// the set's lock.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 1000 };
 
-/// The number of times that a call reads the semaphore's word before it queues: less than 1 us in
-/// all.
+/// Less than 1 us in all.
 const LOOKS: u32 = 32;
 
 /// The minimum time between two checks of a set for dead tasks, since a check may read `/proc`. The
@@ -170,12 +167,7 @@ impl Task {
         done
     }
 
-    /// Performs a call with one operation by a compare-exchange of the semaphore's word.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errno with which the call fails, or `Err(None)` if the call must take the set's
-    /// lock.
+    /// `Err(None)`: the call must take the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Result<(), Option<Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -201,8 +193,8 @@ impl Task {
             }
             let after = seen.with(result, self.pid);
             let next = if record == 0 { after } else { seen.freeze(self.owner.index) };
-            // ORDERING(ipc-word): AcqRel. A later operation on this semaphore sees all earlier
-            // stores of this task.
+            // ORDERING(ipc-word): AcqRel. Every operation on this semaphore acquires and releases
+            // its word. Without this order, a later operation could miss stores of this task.
             let swapped =
                 cell.compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if swapped.is_ok() {
@@ -223,8 +215,8 @@ impl Task {
         Err(None)
     }
 
-    /// Reads the semaphore's word again and again, for about as long as it takes to queue a call.
-    /// Returns true if the operation becomes possible. Then no call has to take the set's lock.
+    /// Polls for about as long as it takes to queue a call. If the operation becomes possible, no
+    /// call has to take the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible =
@@ -243,7 +235,6 @@ impl Task {
         is_soon
     }
 
-    /// Performs a semop(2) call under the set's lock. If the call has to wait, queues it and waits.
     #[cold]
     fn semop_locked(&self, set: Set<'_>, sops: &[SemBuf], deadline: Deadline) -> Result<(), Errno> {
         let guard = set.lock(self.owner)?;
@@ -288,8 +279,7 @@ impl Task {
         }
     }
 
-    /// Returns the time until which a waiting call polls before it sleeps. Returns none if the call
-    /// should not poll.
+    /// Returns none if the call should not poll.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -299,8 +289,7 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// Sleeps until another task completes the call of the wait node `node`. The timeout, a signal,
-    /// or the removal of the semaphore set also ends the sleep.
+    /// A sleep also ends by the timeout, a signal, or the removal of the semaphore set.
     fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {
@@ -323,20 +312,15 @@ impl Task {
                     self.end_if_gone(set, node)?;
                 }
                 Ended::Woken if IS_MODEL || node.outcome().is_some() => {}
-                // The call has no outcome yet. The watcher (the waiting call that looks for dead
-                // tasks) may have woken this task because the set is gone. So end the wait if it is
-                // gone.
+                // The watcher (the waiting call that looks for dead tasks) may have woken this task
+                // because the set is gone. So end the wait if it is gone.
                 Ended::Woken => self.end_if_gone(set, node)?,
             }
         }
     }
 
-    /// Ends a wait if the set is gone: its remover may have died before it stored outcomes for the
-    /// waiting calls. If the set's lock cannot be taken, the wait continues.
-    ///
-    /// # Errors
-    ///
-    /// The outcome of the wait, if it is an error.
+    /// The remover of a set may have died before it stored outcomes for the waiting calls. If the
+    /// set's lock cannot be taken, the wait continues.
     fn end_if_gone(&self, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
         if set.is_there() && set.is_published() {
             return Ok(());
@@ -350,9 +334,8 @@ impl Task {
         }
     }
 
-    /// Reaps (cleans up after) dead tasks that have undo adjustments or completed calls in a set,
-    /// and with `Concern::Waits` also those that wait. This may complete calls of other dead tasks,
-    /// which are then reaped too. Returns true if a task was reaped.
+    /// With `Concern::Waits` also reaps dead tasks that wait. Reaping may complete calls of other
+    /// dead tasks, which are then reaped too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
         // Each round reaps (cleans up after) at least one task, so the number of tasks bounds the
@@ -377,14 +360,12 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Wakes the tasks whose waiting calls were completed, and reaps (cleans up after) those that
-    /// have died. So the caller must hold no lock.
+    /// Woken tasks that have died are reaped (cleaned up after), so the caller must hold no lock.
     pub(super) fn wake(&self, wakes: Wakes) {
         recover::reap_absent(&self.shared, self.owner, node::wake(&self.shared, &wakes));
     }
 
-    /// Ends a wait with `errno`, and removes its wait node from the queues. If another task has
-    /// already completed the call, returns the outcome of the call instead.
+    /// If another task has already completed the call, returns the outcome of the call.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {
@@ -395,14 +376,13 @@ impl Task {
     }
 }
 
-/// Cleans up semaphore sets when a live task exits. First removes the wait nodes that failed calls
-/// of this task have left in the queues. Then applies the task's undo adjustments, set by set. This
-/// may complete calls of other tasks that have died. Returns these tasks.
+/// First removes the wait nodes that failed calls of this task have left in the queues. Then
+/// applies the undo adjustments, set by set. Returns the dead tasks whose calls this completes.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if another task does not release a set's lock or thaw (unlock) a semaphore. After
-/// this process has ended, another task completes the cleanup.
+/// `EIO` if another task does not release a set's lock or thaw (unlock) a semaphore. After this
+/// process has ended, another task completes the cleanup.
 pub(crate) fn exit_sem(task: &Task) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     let reaper = Reaper { shared: &task.shared, owner: task.owner, gone: task.owner.index };

@@ -30,8 +30,7 @@ use super::word::{ALTER, COMPLEX, Word, ZERO};
 use crate::field::{get, put};
 use crate::list::List;
 
-/// Returns one of the two queues, [`ALTER_LIST`] or [`CONST_LIST`], of semaphore `num`, or of the
-/// set if `num` is none.
+/// Returns [`ALTER_LIST`] or [`CONST_LIST`] of semaphore `num`, or of the set if `num` is none.
 fn queue(set: Set<'_>, num: Option<u16>, list: usize) -> List<'_> {
     let (line, links) = num.map_or((set.line(), SET_LINKS), |num| (set.sem(num), SEM_LINKS));
     let (region, max) = (&set.shared.region, set.shared.layout.waits.lines);
@@ -47,9 +46,8 @@ fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> 
     of_sem.into_iter().chain(of_set)
 }
 
-/// Adds a wait node to the end of its queues, as a part of `txn`. The transaction has found that
-/// the call must wait, and has kept the semaphores' words frozen (locked) since. So no wake-up is
-/// lost.
+/// The transaction has found that the call must wait, and has kept the semaphores' words frozen
+/// (locked) since. So no wake-up is lost.
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.frozen(sop.sem_num)?.waiters |= bit_of(sops, *sop);
@@ -62,9 +60,7 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// Returns the bit that a waiting call sets in the words of its semaphores: `ALTER` or `ZERO` for a
-/// single operation, otherwise `COMPLEX`. `sops` are the operations of the call, and `sop` is one
-/// of them.
+/// `ALTER` or `ZERO` for a single operation, otherwise `COMPLEX`.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -93,7 +89,6 @@ fn dequeue(guard: &SetGuard<'_>, node: Node<'_>) {
     put(count, get(count).saturating_sub(node.is_complex().into()));
 }
 
-/// Rebuilds the queues of a set from the wait nodes of the calls that wait for the set.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     clear(guard);
     let next = get(guard.field(TICKET));
@@ -104,12 +99,8 @@ pub(super) fn rebuild(guard: &SetGuard<'_>) {
     }
 }
 
-/// Sets the bits for waiting calls in the words of the semaphores, so that they match the queues
-/// after a task has died.
-///
-/// # Errors
-///
-/// `EIO` if another task does not thaw a semaphore.
+/// After a task has died, makes the bits in the semaphores' words match the queues of waiting
+/// calls.
 pub(super) fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     for node in waiting(guard.set) {
         let sops = node.sops(guard.set.place.nsems);
@@ -124,7 +115,6 @@ pub(super) fn restore_bits(guard: &SetGuard<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns the wait nodes whose calls wait for a set, in no particular order.
 fn waiting<'s>(set: Set<'s>) -> impl Iterator<Item = Node<'s>> {
     let nodes = nodes_of(set).map(|(node, _)| node);
     nodes.filter(move |node| node.outcome().is_none() && node.is_within(set.place.nsems))
@@ -153,12 +143,11 @@ pub(super) enum Changed<'a> {
     Nums(&'a [u16]),
 }
 
-/// Completes the waiting calls that the changes of `txn` have made possible. Analogous to Linux's
-/// `do_smart_update`.
+/// Analogous to Linux's `do_smart_update`.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if another task keeps a semaphore frozen (locked). The caller must not commit the
+/// `EIO` if another task keeps a semaphore frozen (locked). The caller must not commit the
 /// transaction then.
 pub(super) fn update(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let guard = txn.guard;
@@ -210,8 +199,7 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
     Ok(())
 }
 
-/// Completes those waits for zero that are possible now. `num` selects the queue of waiting calls:
-/// that of semaphore `num`, or that of the set if `num` is none. Analogous to Linux's
+/// Scans the queue of semaphore `num`, or that of the set if `num` is none. Analogous to Linux's
 /// `wake_const_ops`.
 fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
     let shared = txn.set().shared;
@@ -219,9 +207,6 @@ fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
     let _is_whole = lines.all(|line| look_at(txn, Node { shared, line }).is_some());
 }
 
-/// Completes those waiting calls that change a semaphore and are possible now. `num` selects the
-/// queue: that of semaphore `num`, or that of the set if `num` is none.
-///
 /// The queue of a semaphore contains single decrements, so a walk over it ends at value 0.
 /// Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
@@ -251,9 +236,7 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tries the waiting call of the wait node `node`. If the call is possible or fails, completes it,
-/// and removes the node from its queues. Otherwise records in the node which operation blocks the
-/// call.
+/// If the call is not possible, records in its wait node which operation blocks it.
 ///
 /// Returns none for a call that `txn` has already completed: a hostile process has linked the queue
 /// into a ring.
@@ -281,8 +264,7 @@ fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
     Some(verdict)
 }
 
-/// Empties the queues of a set that is being removed. Returns the waiting calls, each with the
-/// outcome `EIDRM`.
+/// Returns the waiting calls, each with the outcome `EIDRM`.
 pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     let set = guard.set;
     let zeroes = (0..set.place.nsems as u16).map(|num| queue(set, Some(num), CONST_LIST));
@@ -296,9 +278,7 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     completed
 }
 
-/// Returns the number of calls that wait for semaphore `num`: with [`ALTER_LIST`] for a larger
-/// value (`GETNCNT`), with [`CONST_LIST`] for zero (`GETZCNT`). Analogous to Linux's
-/// `count_semcnt`.
+/// Analogous to Linux's `count_semcnt`.
 pub(super) fn count(guard: &SetGuard<'_>, num: u16, list: usize) -> i32 {
     let set = guard.set;
     let singles = queue(set, Some(num), list).iter().count();

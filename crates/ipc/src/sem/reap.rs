@@ -52,8 +52,6 @@ use crate::shared::{Shared, now_s};
 use crate::status::is_waiting;
 use crate::task_line::{Absent, identity, task_line};
 
-/// The cleanup after the task numbered `gone`, which ends or has died. The task `owner` performs
-/// the cleanup.
 #[derive(Clone, Copy)]
 pub(super) struct Reaper<'s> {
     pub(super) shared: &'s Shared,
@@ -61,15 +59,13 @@ pub(super) struct Reaper<'s> {
     pub(super) gone: u32,
 }
 
-/// Cleans up all semaphore sets after the task `gone`: its frozen (locked) words, its waiting calls
-/// and its undo records. The calling task `owner` holds the lock `REAPER` of `gone`. The cleanup
-/// may complete calls of other tasks that have died, too. Returns these tasks, and the caller reaps
-/// them.
+/// The calling task `owner` holds the lock `REAPER` of `gone`. The cleanup may complete calls of
+/// other tasks that have died. Returns these tasks, and the caller reaps them.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if a live task does not release a lock or thaw (unlock) a semaphore. The caller
-/// must then clean up after the task later.
+/// `EIO` if a live task does not release a lock or thaw (unlock) a semaphore. The caller must then
+/// clean up after the task later.
 pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = settle(shared, owner, gone)?;
     let reaper = Reaper { shared, owner, gone };
@@ -81,12 +77,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Thaws (unlocks) the semaphores that the task `gone` has frozen, and ends its waiting calls.
-/// Unlike [`reap`], keeps its undo adjustments.
-///
-/// # Errors
-///
-/// The errors of [`reap`].
+/// Unlike [`reap`], keeps the undo adjustments of the task.
 pub(crate) fn settle(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     let reaper = Reaper { shared, owner, gone };
@@ -138,7 +129,6 @@ impl<'s> Reaper<'s> {
         Ok(node::wake(self.shared, &wakes))
     }
 
-    /// Applies and frees the undo record at `line`, if there is one.
     pub(super) fn end_record(self, line: u32) -> Result<Absent, Errno> {
         let (shared, gone) = (self.shared, self.gone);
         let mut wakes = Wakes::new();
@@ -169,7 +159,6 @@ impl<'s> Reaper<'s> {
     }
 }
 
-/// Adds the adjustments of an undo record to the values of the semaphores, as a part of `txn`.
 /// Returns the numbers of the changed semaphores.
 ///
 /// A task that ends applies its undo adjustments without waiting for other tasks. So a value that
@@ -192,8 +181,6 @@ fn apply(txn: &mut Txn<'_, '_>, record: u32, pid: u32) -> Result<Vec<u16>, Errno
     Ok(nums)
 }
 
-/// Reverts a completed waiting call of a task that has died or is ending, as far as the rules of
-/// the module permit.
 fn take_back(guard: &SetGuard<'_>, gone: u32, node: Node<'_>) -> Result<Wakes, Errno> {
     if node.settings() != (get(guard.field(COMMIT)) & SETTINGS) >> SETTINGS_SHIFT {
         return Ok(Wakes::new());
@@ -233,9 +220,8 @@ pub(super) enum Concern {
     Waits,
 }
 
-/// Returns the other tasks with undo adjustments or completed calls in the set, and with
-/// `Concern::Waits` also those that wait. The caller holds the set's lock. If no wait node of a
-/// successfully completed call is left, clears the bit `OWED`, so that calls stop looking for dead
+/// With `Concern::Waits` also returns the tasks that wait. The caller holds the set's lock. Clears
+/// the bit `OWED` if no wait node of a completed call is left, so that calls stop looking for dead
 /// tasks.
 pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> {
     let shared = guard.set.shared;
@@ -257,10 +243,9 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> 
     tasks
 }
 
-/// Checks all calls that wait at sets, on behalf of the watcher (the one waiting call that looks
-/// for dead tasks). Repairs a set whose lock has a dead holder, and completes an interrupted
-/// removal. Wakes a call that was completed or whose set is gone. Returns the tasks that the
-/// watcher must check for death.
+/// Called by the watcher (the one waiting call that looks for dead tasks). Repairs a set whose lock
+/// has a dead holder, and completes an interrupted removal. Returns the tasks that the watcher must
+/// check for death.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut sets) = (Vec::new(), BTreeSet::new());
     for (line, task) in shared.layout.waits.used(&shared.region) {

@@ -35,25 +35,20 @@ pub(crate) const SETS: &Kind = &Kind {
 };
 
 impl<'s> Set<'s> {
-    /// Takes the set's lock for `owner`. If the last holder has died, first completes or reverts
-    /// the change that it left unfinished.
+    /// If the last holder of the lock has died, its unfinished change is first completed or
+    /// reverted.
     ///
     /// # Errors
     ///
-    /// Returns `EIDRM` if the set was removed, even if its memory is not free yet. Every call
-    /// checks for a removal after it has taken the lock. Returns `EIO` if the holder is alive and
-    /// does not release the lock.
+    /// `EIDRM` if the set was removed, even if its memory is not free yet. `EIO` if the holder is
+    /// alive and does not release the lock.
     pub(super) fn lock(self, owner: Owner) -> Result<SetGuard<'s>, Errno> {
         let guard = self.lock_remains(owner, Wait::Long)?;
         guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)
     }
 
-    /// Like [`Set::lock`], but also locks a removed set whose memory is not free yet. Returns none
-    /// if the set is freed and all its waiting calls have ended.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` as for [`Set::lock`].
+    /// A removed set whose memory is not free yet can be locked, too. Returns none if the set is
+    /// freed and all its waiting calls have ended.
     pub(super) fn lock_remains(
         self,
         owner: Owner,
@@ -62,8 +57,7 @@ impl<'s> Set<'s> {
         Ok(Some(self.lock_new(owner, wait)?).filter(|guard| guard.set.is_there()))
     }
 
-    /// Takes the lock in a slot, whichever set the slot has. `semget` uses this function for a set
-    /// that it is about to publish.
+    /// For `semget`, which locks the slot of a set before it publishes the set.
     pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
         let held = lock(self.shared, &self.line()[LOCK], owner, wait, || {
             let set = Set::at(self.shared, self.index);
@@ -74,8 +68,7 @@ impl<'s> Set<'s> {
 }
 
 impl SetGuard<'_> {
-    /// Destroys a set that no lookup finds any more: its semaphores, waits and undo records.
-    /// Analogous to Linux's `freeary`.
+    /// For a set that no lookup finds any more. Analogous to Linux's `freeary`.
     ///
     /// The caller holds the lock of all semaphore sets. If the caller dies during this function,
     /// the next holder of that lock completes the work.
@@ -105,12 +98,12 @@ impl SetGuard<'_> {
     }
 }
 
-/// Repairs a set whose last lock holder has died. The caller has taken over the lock.
+/// The caller has taken over the lock from a dead holder.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if another task keeps a semaphore's word frozen (locked). The next task that takes
-/// the set's lock then repairs the set.
+/// `EIO` if another task keeps a semaphore's word frozen (locked). The next task that takes the
+/// set's lock then repairs the set.
 #[cold]
 fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     let set = guard.set;
@@ -120,7 +113,8 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     // Meanwhile `OWED` makes calls without the set's lock look for dead tasks.
     guard.field(COMMIT).store(commit | OWED, Ordering::Release);
     // ORDERING(ipc-owed): Release fence. Orders the store of `OWED` before the store that empties
-    // the list of undo records. Pairs with the Acquire load of the list in `Set::may_be_owed`.
+    // the list of undo records. `Set::may_be_owed` loads the list with Acquire. Without this order,
+    // it could see the empty list but miss `OWED`.
     fence(Ordering::Release);
     undo::rebuild(guard);
     for num in 0..set.place.nsems as u16 {
@@ -144,8 +138,8 @@ fn recover(guard: &SetGuard<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// If the dead task had committed its transaction, returns the waiting calls that the transaction
-/// completes, with their logged outcomes. Otherwise clears the logged outcomes.
+/// Returns the waiting calls that a committed transaction of the dead task completes. If the
+/// transaction was not committed, clears its logged outcomes.
 fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::new();
     for (node, _) in nodes_of(set) {
@@ -162,8 +156,8 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     completed
 }
 
-/// Completes an unfinished removal of a set that the id table no longer contains. Ends the waiting
-/// calls, and frees the set's memory. The caller holds the lock of all semaphore sets.
+/// Ends the waiting calls, and frees the set's memory. The caller holds the lock of all semaphore
+/// sets.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let shared = ids.shared;
     let Some(set) = Set::at(shared, index) else { return true };

@@ -24,17 +24,15 @@ use crate::shared::Shared;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
-/// The word with the payload of the set in this slot, or 0. The payload identifies the set by the
-/// place of its semaphores and by its tag. A call that has taken the lock compares this word with
-/// the payload that its lookup found, since the set may have been removed in between.
+/// The payload of the set in this slot, or 0: the place of its semaphores, and its tag. A call that
+/// has taken the lock compares it with the payload of its lookup, since the set may have been
+/// removed in between.
 pub(super) const LIVE: usize = 1;
-/// The index of the word with a list of waiting calls. In the set's cache line, the list contains
-/// all waiting calls that change a semaphore; in a semaphore's cache line, the single decrements
-/// that wait at this semaphore.
+/// In the set's line, a list of all waiting calls that change a semaphore. In a semaphore's line,
+/// the single decrements that wait at it.
 pub(super) const ALTER_LIST: usize = 2;
-/// The index of the word with a list of waiting calls. In the set's cache line, the list contains
-/// the calls that consist of several waits for zero; in a semaphore's cache line, the single waits
-/// for zero at this semaphore.
+/// In the set's line, a list of the calls with several waits for zero. In a semaphore's line, the
+/// single waits for zero at it.
 pub(super) const CONST_LIST: usize = 3;
 /// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
@@ -42,8 +40,8 @@ pub(super) const COMPLEX_COUNT: usize = 4;
 pub(super) const UNDO_LIST: usize = 5;
 /// [`COMMITTING`], [`OWED`], and [`SETTINGS`].
 pub(super) const COMMIT: usize = 6;
-/// The word with the ticket of the next waiting call (its number in the order of arrival), and the
-/// time of the last check for dead tasks.
+/// The ticket of the next waiting call (its number in the order of arrival), and the time of the
+/// last check for dead tasks.
 pub(super) const TICKET: usize = 7;
 
 // Bits of `COMMIT`.
@@ -66,8 +64,8 @@ pub(super) const SETTINGS_SHIFT: u32 = 8;
 // Indices of words in the cache line of a semaphore. [`ALTER_LIST`] and [`CONST_LIST`] are indices
 // in this line, too. Words 6 and 7 of the first semaphore's line belong to the memory pool.
 pub(super) const WORD: usize = 0;
-/// The word with the time of the last operation on the semaphore. Its high bits contain the tag
-/// (version number) of the set, so a later set in the same memory ignores the time.
+/// The time of the last operation. Its high bits contain the tag (version number) of the set, so a
+/// later set in the same memory ignores the time.
 pub(super) const OTIME: usize = 1;
 /// The word with the log of an operation that changes the semaphore without the set's lock (module
 /// `log`).
@@ -80,8 +78,8 @@ const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// The number of low bits of the word [`TICKET`] that contain the ticket (a number in the order of
-/// arrival). The other bits contain a time in milliseconds.
+/// The low bits of [`TICKET`] that contain the ticket. The other bits contain a time in
+/// milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
@@ -131,7 +129,7 @@ impl<'s> Set<'s> {
         Self { shared, index: object.index, place: Place::from_payload(object.payload) }
     }
 
-    /// Returns the cache line of semaphore `num`. `num` must be below the number of semaphores.
+    /// `num` must be below the number of semaphores.
     #[inline]
     pub(super) fn sem(&self, num: u16) -> &'s Line {
         self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
@@ -144,8 +142,9 @@ impl<'s> Set<'s> {
     /// `EIDRM` if the set is gone.
     #[inline]
     pub(super) fn word(&self, num: u16) -> Result<Word, Errno> {
-        // ORDERING(ipc-word): Acquire. The caller sees all stores that tasks made before their
-        // operations on this semaphore.
+        // ORDERING(ipc-word): Acquire. Each operation stores the word with Release. Without this
+        // order, the caller could miss stores that tasks made before their operations on this
+        // semaphore.
         let word = Word(self.sem(num)[WORD].load(Ordering::Acquire));
         if word.is_of(self.place.tag) { Ok(word) } else { Err(Errno::IDRM) }
     }
@@ -164,15 +163,15 @@ impl<'s> Set<'s> {
     /// from which its task has not returned.
     pub(super) fn may_be_owed(&self) -> bool {
         let line = self.line();
-        // ORDERING(ipc-owed): Acquire. Pairs with the fence in `recover`, which sets `OWED` and
-        // then empties the list of undo records for a moment. A thread that sees the empty list
-        // also sees `OWED`, and looks for dead tasks.
+        // ORDERING(ipc-owed): Acquire. `recover` sets `OWED`, and after a Release fence empties the
+        // list of undo records for a moment. Without this order, this thread could see the empty
+        // list but miss `OWED`.
         let undo_list = line[UNDO_LIST].load(Ordering::Acquire);
         let is_any = undo_list != 0 || get(&line[COMMIT]) & OWED != 0;
         self.shared.scope == Scope::Shared && is_any
     }
 
-    /// Returns true if the slot still has this set, even if lookups do not find it any more.
+    /// Also true if lookups do not find the set any more.
     pub(super) fn is_there(&self) -> bool {
         get(&self.line()[LIVE]) == self.place.payload()
     }
@@ -191,8 +190,9 @@ impl<'s> Set<'s> {
     /// Ends a freeze: stores the word `next` as not frozen.
     #[inline]
     pub(super) fn thaw(&self, num: u16, next: Word) {
-        // ORDERING(ipc-word): Release. Pairs with `Set::word`: the next operation on this semaphore
-        // sees the stores that this task made while the word was frozen (locked).
+        // ORDERING(ipc-word): Release. `Set::word` loads the word with Acquire. Without this order,
+        // the next operation could miss stores that this task made while the word was frozen
+        // (locked).
         self.sem(num)[WORD].store(next.thaw().0, Ordering::Release);
     }
 

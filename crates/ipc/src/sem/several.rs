@@ -8,8 +8,6 @@
 //! - If another task has frozen a word, the call thaws its own words and begins again, a few times.
 //! - If another call waits at one of the semaphores, the call takes the set's lock.
 //!
-//! Tasks that use different semaphores of a set write no common cache line.
-//!
 //! Several operations on the same semaphore freeze its word only once.
 //!
 //! # Death of the task
@@ -44,9 +42,8 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// The number of times that a call tries to freeze (lock) the words of its semaphores, before it
-/// takes the set's lock. A try fails if another task has frozen or just changed one of them.
-/// Between two tries the call spins `PAUSES` times, for about as long as a freeze lasts.
+/// A try to freeze (lock) the words fails if another task has frozen or just changed one. Between
+/// two tries the call spins `PAUSES` times, for about as long as a freeze lasts.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -59,8 +56,8 @@ enum Not {
     Possible(Option<Errno>),
 }
 
-/// The semaphore words that a call has frozen (locked against changes by other tasks). Each entry
-/// has the number of the semaphore, the word before the freeze, and the new value.
+/// For each frozen word: the number of the semaphore, the word before the freeze, and the new
+/// value.
 struct Frozen<'s> {
     set: Set<'s>,
     words: [(u16, Word, i32); SOPS_MAX],
@@ -68,11 +65,9 @@ struct Frozen<'s> {
 }
 
 impl Task {
-    /// Performs a call with a few operations, without the set's lock if possible.
-    ///
     /// # Errors
     ///
-    /// Returns the errno of the call, or none if the call needs the set's lock.
+    /// None if the call needs the set's lock.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Result<(), Option<Errno>> {
         if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
             return Err(None);
@@ -146,15 +141,15 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Thaws (unlocks) all words without a change. The word that was frozen first is thawed last:
-    /// recovery needs its log while any word is frozen.
+    /// The word that was frozen first is thawed last: recovery needs its log while any word is
+    /// frozen.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// Stores the new words, which also thaws (unlocks) them. The word of the first semaphore is
-    /// stored last: recovery reads in the log of this semaphore that the call is committed.
+    /// The word of the first semaphore is stored last: recovery reads in the log of this semaphore
+    /// that the call is committed.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
@@ -171,8 +166,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// Returns the frozen (locked) words in the order in which they must be thawed: the last frozen
-    /// one first.
+    /// The words come in the order in which they must be thawed (unlocked): the last frozen one
+    /// first.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

@@ -36,8 +36,8 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Simulates an operation of a stopped process: freezes (locks) the word of the first semaphore,
-/// and leaves it frozen. Returns a function that thaws (unlocks) the word.
+/// Leaves the word of the first semaphore frozen (locked), like a stopped process. Returns a
+/// function that thaws the word.
 fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     let set = set(task, id);
     let before = set.word(0).unwrap();
@@ -45,8 +45,7 @@ fn stop<'t>(task: &'t Task, id: SemId) -> impl FnOnce() + use<'t> {
     move || set.thaw(0, before)
 }
 
-/// Takes the lock of the pool of undo records, like a task that is stopped while it allocates an
-/// undo record.
+/// Holds the lock of the pool of undo records, like a task that is stopped during an allocation.
 fn task_pool(task: &Task) -> Held<'_> {
     let word = &task.shared.region.line(task.shared.layout.undos.head)[0];
     lock(&task.shared, word, task.owner, Wait::Long, || Ok(())).unwrap()
@@ -99,8 +98,8 @@ fn remains_of_a_removed_set_end_with_the_stopped_process() {
     assert_eq!(used(&other), [0, 0, 0]);
 }
 
-/// Checks a call that waits at a set which a stopped task has begun to remove. The waiting call
-/// must complete the removal.
+/// A stopped task has begun to remove a set. A call that waits at the set must complete the
+/// removal.
 #[test]
 fn waiter_at_an_unpublished_set_ends_the_set() {
     let namespace = namespace(2);

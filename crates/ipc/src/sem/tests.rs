@@ -31,7 +31,6 @@ fn snapshot(task: &Task) -> Vec<[u64; 8]> {
     (0..region.lines()).map(line).collect()
 }
 
-/// Returns the numbers of the cache lines in shared memory whose content `act` changes.
 fn changed(task: &Task, act: impl FnOnce()) -> BTreeSet<usize> {
     let before = snapshot(task);
     act();
@@ -88,8 +87,6 @@ fn lookups_queries_and_refusals_change_nothing() {
     assert!(lines.is_empty(), "{lines:?}");
 }
 
-/// Checks that after a set was used in every way and removed, no wait node, undo record or
-/// semaphore line is left in use.
 #[test]
 fn region_after_a_set_is_removed_has_nothing_in_use() {
     let task = task();
@@ -148,7 +145,6 @@ fn waits_that_look_first_lose_no_wake() {
     }
 }
 
-/// Checks that a wait does not poll if its timeout is shorter than the polling time.
 #[test]
 fn wait_with_a_timeout_shorter_than_a_look_does_not_look() {
     let spins = |spin_ns_max| {
@@ -191,8 +187,8 @@ fn call_that_need_not_wait_does_not_look_for_an_instant() {
     assert!(!looks(SPIN_NS_MAX, 0, SemFlags::NOWAIT));
 }
 
-/// Checks that a wait ends by its timeout even if another process overwrites the status word of its
-/// wait node.
+/// A wait must end by its timeout even if another process overwrites the status word of its wait
+/// node.
 #[test]
 fn wait_whose_status_means_nothing_ends_in_time() {
     let _watchdog = Watchdog::start("an invalid status", Duration::from_secs(120));

@@ -61,7 +61,7 @@ pub(super) struct Frozen {
     pub(super) before: Word,
     pub(super) value: i32,
     pub(super) pid: u32,
-    /// The bits for waiting calls that the commit adds to the semaphore's word (`queue::enqueue`).
+    /// The bits for waiting calls that the commit adds.
     pub(super) waiters: u64,
 }
 
@@ -101,8 +101,7 @@ impl<'g, 's> Txn<'g, 's> {
         self.completed.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// Returns the value of semaphore `num` without freezing (locking) its word. If this
-    /// transaction has frozen the word already, returns the value of the transaction's copy.
+    /// A word frozen by this transaction gives its copy's value.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
         match self.find(num) {
             Ok(at) => Some(self.frozen[at].value),
@@ -117,8 +116,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Performs all operations of `call`, or none of them. Changes only this transaction's copies
-    /// of the semaphores and undo adjustments. Analogous to Linux's `perform_atomic_semop`.
+    /// Changes only this transaction's copies. Analogous to Linux's `perform_atomic_semop`.
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
         for (at, sop) in call.sops.iter().enumerate() {
             let verdict = self.step(call, *sop, at).unwrap_or_else(Verdict::Fails);
@@ -161,8 +159,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Commits the transaction. Returns the tasks that the caller must wake after it has released
-    /// the set's lock.
+    /// The caller must wake the returned tasks after it has released the set's lock.
     pub(super) fn commit(mut self) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
@@ -192,14 +189,13 @@ impl<'g, 's> Txn<'g, 's> {
         }
         let wakes = tell(set.shared, std::mem::take(&mut self.completed));
         if needs_log {
-            // ORDERING(ipc-commit): Release. Recovery that sees `COMMITTING` cleared also sees that
-            // all changes are stored.
+            // ORDERING(ipc-commit): Release. Recovery reads this word after a death. Without this
+            // order, it could see `COMMITTING` cleared before all changes are stored.
             self.guard.field(COMMIT).store(after, Ordering::Release);
         }
         wakes
     }
 
-    /// Writes the log of the transaction, so that recovery can store the changes if this task dies.
     fn log(&self, set: Set<'_>, complex: bool, settings: u64) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
@@ -218,12 +214,6 @@ impl<'g, 's> Txn<'g, 's> {
         self.frozen.binary_search_by_key(&num, |frozen| frozen.num)
     }
 
-    /// Returns this transaction's copy of the word of semaphore `num`. If there is none yet, first
-    /// freezes (locks) the word, and copies it.
-    ///
-    /// # Errors
-    ///
-    /// The errors of `SetGuard::freeze`.
     #[inline]
     pub(super) fn frozen(&mut self, num: u16) -> Result<&mut Frozen, Errno> {
         let at = match self.find(num) {
@@ -238,12 +228,7 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(&mut self.frozen[at])
     }
 
-    /// Returns this transaction's copy of the undo adjustment for semaphore `num` in the undo
-    /// record `record`. First freezes (locks) the semaphore's word, which protects the adjustment.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Txn::frozen`].
+    /// First freezes (locks) the semaphore's word, which protects the adjustment.
     pub(super) fn cell(&mut self, record: u32, num: u16) -> Result<&mut Cell, Errno> {
         self.frozen(num)?;
         let key = (num, record);

@@ -45,33 +45,32 @@ use crate::list::List;
 use crate::lock::Owner;
 use crate::shared::Shared;
 
-// Indices of words in the first line of an undo record. Words 6 and 7 belong to the memory pool.
-/// The word that names the task and the set of an undo record: the task number (low half), the slot
-/// of the set (high half), and the bit [`IS_RECORD`].
+// Words 6 and 7 of the first line of an undo record belong to the memory pool.
+/// A word with the task number (low half), the slot of the set (high half), and the bit
+/// [`IS_RECORD`].
 ///
-/// In a cell (a later cache line of an undo record), the word with this index is an undo
-/// adjustment, and [`IS_RECORD`] is never set.
+/// In a later line of an undo record, this word is an undo adjustment, and [`IS_RECORD`] is never
+/// set.
 const WHOSE: usize = 0;
 /// The neighbours in the set's list.
 const SET_LINKS: usize = 1;
-/// The word with a copy of the set's payload: the place of its semaphores and its tag. The tag
-/// alone is not enough, since a later set in the same slot may have the same tag.
+/// A copy of the set's payload. The tag alone is not enough, since a later set in the same slot may
+/// have the same tag.
 const PAYLOAD: usize = 2;
 /// The number of cells.
 const CELLS: usize = 3;
 
 // Words of a cell.
 const ADJ: usize = 0;
-/// The word with the redo log of a cell (the part of an undo record for one semaphore). A
-/// transaction logs the new undo adjustment here.
+/// A transaction logs the new undo adjustment of a semaphore here.
 const REDO_ADJ: usize = 1;
 
 const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// A task keeps a list of its undo records, some of which may have been freed since. The task
-/// removes the freed ones when the length of the list is a power of two, and at least this number.
+/// Some records in a task's list may have been freed. The task removes these when the length of the
+/// list is a power of two, and at least this number.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -92,35 +91,27 @@ pub(super) fn load_adj(shared: &Shared, record: u32, num: u16) -> i32 {
 /// Stores an adjustment. The caller has frozen the semaphore's word.
 #[inline]
 pub(super) fn store_adj(shared: &Shared, record: u32, num: u16, adj: i32) {
-    // ORDERING(ipc-undo): Release. If recovery sees the new undo adjustment, it also sees the log
-    // that was written before.
+    // ORDERING(ipc-undo): Release. Without this order, recovery could see the new undo adjustment
+    // but not the log that was written before.
     cell(shared, record, num)[ADJ].store(u64::from(adj as i16 as u16), Ordering::Release);
 }
 
-/// Returns the undo adjustment after an operation with `SEM_UNDO`: `adj` minus the number that the
-/// operation adds to the semaphore.
-///
-/// # Errors
-///
-/// `ERANGE` if the adjustment would exceed `SEMAEM`.
 #[inline]
 pub(super) fn adjusted(adj: i32, sop: SemBuf) -> Result<i32, Errno> {
     let adj = adj - i32::from(sop.sem_op);
     if (-SEMAEM - 1..=SEMAEM).contains(&adj) { Ok(adj) } else { Err(Errno::RANGE) }
 }
 
-/// Logs the undo adjustment `adj`, which the transaction is going to store. With `None`, clears the
-/// log.
+/// `None` clears the log.
 pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: Option<i32>) {
     let redo = adj.map_or(0, |adj| LOG_VALID | u64::from(adj as i16 as u16));
-    // ORDERING(ipc-commit): Release. See `Txn::log`. If recovery sees that this log is cleared, it
-    // also sees the stored undo adjustment.
+    // ORDERING(ipc-commit): Release. See `Txn::log`. Without this order, recovery could see that
+    // this log is cleared but not the stored undo adjustment.
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// Repairs the undo adjustment of one semaphore after a task has died in a transaction: if the task
-/// had committed, stores the adjustment from the redo log. Then clears the log. The semaphore's
-/// word stays frozen (locked).
+/// If the dead task had committed its transaction, the undo adjustment is stored from the redo log.
+/// The semaphore's word stays frozen (locked).
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -133,10 +124,10 @@ pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: b
 
 /// The undo records of a task.
 pub(crate) struct Undos {
-    /// The task's undo records: for each the number of its first cache line. Some of the records
-    /// may have been freed since, together with their set.
+    /// The first cache line of each undo record. Some records may have been freed since, together
+    /// with their set.
     pub(super) records: Mutex<Vec<u32>>,
-    /// A cache of the task's undo records, indexed by the slot of the set; see [`cached`].
+    /// Indexed by the slot of the set; see [`cached`].
     cache: Box<[AtomicU64]>,
 }
 
@@ -147,12 +138,7 @@ impl Default for Undos {
     }
 }
 
-/// Returns the undo record of the task that holds the set's lock, for this set. If the task has
-/// none, allocates one. Analogous to Linux's `find_alloc_undo`.
-///
-/// # Errors
-///
-/// `ENOMEM` if the region has no room for a record.
+/// Analogous to Linux's `find_alloc_undo`.
 pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let (set, task) = (guard.set, guard.owner.index);
     if let Some(record) = cached(set, undos, task) {
@@ -166,8 +152,6 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
     Ok(record)
 }
 
-/// Returns the undo record that task `task` has for the set, if the record is in `undos.cache`.
-///
 /// A caller without the set's lock must have frozen (locked) the word of one of the set's
 /// semaphores. If that word contains the set's tag (version number), the set and the undo record
 /// exist.
@@ -179,15 +163,13 @@ pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     (is_hit && is_of_set(set, low(entry), task)).then_some(low(entry))
 }
 
-/// Returns the value that identifies `set` in the high half of an entry of `undos.cache`: the set's
-/// tag, and the high bits of its slot.
+/// The set's tag, and the high bits of its slot.
 #[inline]
 fn cache_check(set: Set<'_>) -> u64 {
     set.place.tag << 8 | (u64::from(set.index) / UNDO_CACHE as u64) & 0xff
 }
 
-/// Returns true if the cache line `record` begins an undo record of task `task` for this set. An
-/// earlier set in the same slot does not count.
+/// An earlier set in the same slot does not count.
 #[inline]
 fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
     let first = set.shared.region.line(record);
@@ -207,8 +189,8 @@ fn alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let first = shared.region.line(record);
     put(&first[PAYLOAD], set.place.payload());
     put(&first[CELLS], u64::from(set.place.nsems));
-    // ORDERING(ipc-record): Release. A thread that finds a record by `WHOSE` sees a complete
-    // record.
+    // ORDERING(ipc-record): Release. A thread finds a record by a load of `WHOSE` with Acquire.
+    // Without this order, it could see an incomplete record.
     first[WHOSE].store(whose(owner.index, set.index), Ordering::Release);
     list(guard).push(record);
     let mut records = undos.records.lock();
@@ -219,8 +201,7 @@ fn alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     Ok(record)
 }
 
-/// If the cache line `record` begins an undo record of task `task`, returns the slot of its set.
-/// Otherwise returns none.
+/// Returns the slot of the record's set.
 pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u32> {
     // ORDERING(ipc-record): Acquire. See `alloc`.
     let word = shared.region.line(record)[WHOSE].load(Ordering::Acquire);
@@ -229,8 +210,7 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
     (is_own && shared.layout.undos.whose(&shared.region, record) == Some(task)).then_some(set)
 }
 
-/// Returns true if `record` begins an undo record of task `task` for the locked set, and is in the
-/// set's list.
+/// True only if the record is also in the set's list.
 pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
     let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
     is_own && list(guard).iter().any(|other| other == record)
@@ -245,7 +225,6 @@ pub(super) fn list<'s>(guard: &SetGuard<'s>) -> List<'s> {
     List { region: &shared.region, ends: guard.field(UNDO_LIST), links: SET_LINKS, max }
 }
 
-/// Removes an undo record from its set's list, and frees the cache lines of the record.
 pub(super) fn free(guard: &SetGuard<'_>, record: u32) {
     list(guard).unlink(record);
     discard(guard.set.shared, record, guard.owner);
@@ -276,7 +255,6 @@ pub(super) fn discard(shared: &Shared, record: u32, owner: Owner) {
     pool.free(shared, record, owner);
 }
 
-/// Rebuilds the list of a set's undo records from the lines of the pool of undo records.
 pub(super) fn rebuild(guard: &SetGuard<'_>) {
     let set = guard.set;
     let shared = set.shared;

@@ -53,8 +53,8 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// Parts of the pid field of a frozen (locked) word: the number of the task that froze it, and the
-/// bit for a task that holds the set's lock.
+/// In a frozen (locked) word: the number of the task that froze it, and a bit for a task that holds
+/// the set's lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 
@@ -82,8 +82,7 @@ impl Word {
         (self.0 >> PID_SHIFT) as u32
     }
 
-    /// Returns true if this semaphore's word belongs to the set with the tag `tag`, and is not
-    /// marked as dead. The removal of a set marks its words as dead.
+    /// The removal of a set marks its words as dead. A dead word belongs to no set.
     #[inline]
     pub(super) fn is_of(self, tag: u64) -> bool {
         (self.0 ^ tag << TAG_SHIFT) & (TAG_MASK << TAG_SHIFT | DEAD) == 0
@@ -104,8 +103,7 @@ impl Word {
         self.0 >> 20 & 1
     }
 
-    /// Returns true if an operation on this semaphore may make waiting calls possible. `op` is the
-    /// number that the operation adds to the value, and `result` is the new value.
+    /// The operation adds `op`, and the new value is `result`.
     #[inline]
     pub(super) fn concerns(self, op: i32, result: i32) -> bool {
         let waiters = self.waiters();
@@ -134,8 +132,7 @@ impl Word {
         Self(self.with(self.value(), owner & OWNER).0 | FROZEN)
     }
 
-    /// Returns this word, marked as frozen (locked) by the task numbered `owner` while that task
-    /// holds the set's lock.
+    /// For a task that holds the set's lock.
     #[inline]
     pub(super) fn freeze_locked(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER | IS_LOCKED).0 | FROZEN)
@@ -151,8 +148,7 @@ impl Word {
         self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
-    /// Returns this word as it must be stored to thaw (unlock) the semaphore: without the mark of
-    /// the freeze, and with the phase bit flipped (module `log`).
+    /// Also flips the phase bit (module `log`).
     #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)

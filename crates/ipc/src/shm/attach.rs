@@ -1,4 +1,4 @@
-//! shmat(2) and shmdt(2). Also what happens to attached segments at fork(2), and at the end of a
+//! Implements shmat(2) and shmdt(2), and handles attached segments at fork(2) and at the end of a
 //! task.
 //!
 //! Addresses belong to one process, so the table from addresses to segments is in the task's own
@@ -304,8 +304,7 @@ impl Task {
         Ok(child)
     }
 
-    /// Copies the attaches of this task to its forked child `child`, except those that `child`
-    /// already has.
+    /// Skips attaches that `child` already has.
     fn copy_attached(&self, child: &Self) -> Result<(), Errno> {
         let ids = child.shm_ids().lock()?;
         let attached = self.shm.lock().attached.clone();
@@ -330,14 +329,13 @@ impl Task {
     }
 }
 
-/// Detaches all segments of a task that ends. Then records in the segments which this task has
-/// created that their creator has ended.
+/// Detaches all segments of a task that ends, and records the end in the segments that it has
+/// created.
 ///
 /// # Errors
 ///
-/// Returns `EIO` if the lock of all segments cannot be acquired. Returns `EBUSY` if a forked child
-/// without attach records of its own still has the mappings. In both cases another task cleans up
-/// after this task later.
+/// `EBUSY` if a forked child without attach records of its own still has the mappings. After an
+/// error, another task cleans up later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());
     let shared = &*task.shared;
@@ -366,7 +364,6 @@ fn detach(task: &Task, ids: &IdsGuard<'_>, name: SegmentName, gone: &mut Gone) {
     }
 }
 
-/// Returns the address at which the segment must be mapped, or `None` if the host chooses it.
 fn rounded(address: usize, shmflg: ShmFlags) -> Result<Option<usize>, Errno> {
     let start = address - address % page_size();
     let is_aligned = address == start || shmflg.contains(ShmFlags::ROUND);

@@ -35,8 +35,7 @@ const THERE: usize = 0x20_000;
 /// The stores of a call, at most.
 const STORES_MAX: u64 = 1000;
 
-/// A source of segment memory that only records which segments have memory. It has a word for each
-/// slot, with a bit for each serial number.
+/// One word for each slot; one bit for each serial number.
 struct Memory {
     file: Arc<OwnedFd>,
     there: [AtomicU64; SEGMENTS as usize],
@@ -90,8 +89,6 @@ struct World {
     id: ShmId,
 }
 
-/// A call during which the victim (the task under test) is killed, and the preparation before the
-/// call.
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -146,8 +143,6 @@ impl World {
         }
     }
 
-    /// Runs recovery in the name of the surviving task. Returns the state of all segments as calls
-    /// see it, or a description of an inconsistency.
     fn settle(&self) -> Result<Seen, String> {
         self.namespace.recover().map_err(|errno| format!("recover: {errno}"))?;
         let seen = self.seen();
@@ -181,8 +176,7 @@ impl World {
     }
 }
 
-/// Simulates the kill of a task. Marks its process as gone, and then drops the `Task` object with
-/// all later stores suppressed.
+/// Marks the process of the task as gone, then drops the `Task` with all later stores suppressed.
 fn kill(task: Task) {
     crate::task_line::forget_process(&task.shared, task.owner.index);
     crash::run(0, || drop(task));
@@ -208,8 +202,6 @@ fn forget_locks(task: &Task) {
     }
 }
 
-/// Returns the two allowed states of the segments after recovery: that of a victim that died before
-/// its call, and that of a victim that died after it.
 fn expected(case: Case) -> [Seen; 2] {
     [false, true].map(|acts| {
         let mut world = World::new(case);
@@ -221,9 +213,6 @@ fn expected(case: Case) -> [Seen; 2] {
     })
 }
 
-/// Runs the call of the victim (the task to be killed) many times, and kills the victim before
-/// another store each time. Returns the number of stores, or a description of the first wrong
-/// state.
 fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     let expected = expected(case);
     for stores in 0..STORES_MAX {
@@ -245,8 +234,6 @@ fn stop_everywhere(case: Case, protocol: Protocol) -> Result<u64, String> {
     Err(format!("{} never ends", case.name))
 }
 
-/// Kills the victim in its call, and then a second task in the recovery. Each pair of stores has a
-/// run of its own. Returns the number of runs, or a description of the first wrong state.
 fn stop_recovery_everywhere(case: Case) -> Result<u64, String> {
     let expected = expected(case);
     let mut count = 0;

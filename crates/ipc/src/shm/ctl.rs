@@ -344,8 +344,7 @@ impl Task {
         Ok(())
     }
 
-    /// Cleans up after the dead tasks that have attached the segment in the slot of `shmid`. The
-    /// caller holds no lock.
+    /// The caller holds no lock.
     ///
     /// If the cleanup after a dead task fails, `shm_nattch` stays too high. This is safe: a caller
     /// that waits until `shm_nattch` is 0 then waits too long, but is never misled.

@@ -20,8 +20,7 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// A source of segment memory with two switches: a dead task's hold file seems locked, as if a
-/// forked child had inherited it; and each removal of segment memory fails.
+/// Two switches: dead tasks' hold files seem locked, and memory removals fail.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -78,8 +77,6 @@ fn over(scene: Option<&Scene>) -> Namespace {
     Namespace::open_fd(&file, options).unwrap()
 }
 
-/// Returns two tasks and two segments. The second task has attached both segments. The first
-/// segment is marked for removal.
 fn attached(namespace: &Namespace) -> (Task, Task, [ShmId; 2]) {
     let pid = std::process::id();
     let [one, other] = [(); 2].map(|()| namespace.register(Cred::root(), pid).unwrap());
@@ -189,8 +186,7 @@ fn memory_that_one_task_cannot_remove_is_removed_by_another() {
             assert_eq!(namespace.recover(), Ok(0));
             assert_eq!(scene.0.0.count(), 0);
         }
-        // Checks that a task that finds no memory first removes the memory of removed segments in
-        // all slots.
+        // A task that finds no memory must first remove the memory of removed segments.
         task.shm_rmid(segment().unwrap()).unwrap();
         assert_eq!(scene.0.0.count(), 0);
     }

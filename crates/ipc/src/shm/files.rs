@@ -57,12 +57,11 @@ const FILE_BITS: u32 = 0o666;
 /// link, and does not wait for the other end of a FIFO.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// The permissions with which a file is created in the segments' folder. Afterwards the file gets
-/// the permissions of the folder.
+/// Afterwards the file gets the permissions of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The number of times that a task tries to lock its hold file. A try fails if another process is
-/// checking for a hold at that moment, since the check locks the file.
+/// A try to lock the hold file fails while another process checks for a hold, since the check locks
+/// the file.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -153,9 +152,8 @@ impl SegmentFiles {
         }
     }
 
-    /// Returns true if the segments' folder is known to be removed. A process that reaches the
-    /// folder only by a descriptor, or has another root directory, cannot know that, and gets
-    /// false.
+    /// A process that reaches the folder only by a descriptor, or has another root directory,
+    /// cannot know that the folder is removed. It gets false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.0 else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -250,7 +248,6 @@ impl Backing for SegmentFiles {
     }
 }
 
-/// Gives the file the owner, the group and the permissions of its folder.
 fn hand_over(file: &OwnedFd, folder: &Stat) -> Result<(), Errno> {
     let own = fstat(file)?;
     if (own.st_uid, own.st_gid) != (folder.st_uid, folder.st_gid) {

@@ -52,12 +52,12 @@ const ATTACHES: usize = 1;
 pub(super) const ATIME: usize = 2;
 /// The time of the last detach.
 pub(super) const DTIME: usize = 3;
-/// The word with two pids: of the creator, and of the process that attached or detached last.
+/// Two pids: of the creator, and of the process that attached or detached last.
 const PIDS: usize = 4;
 /// The word with the creator's task number plus one, or 0 once the creator has ended. The word's
 /// highest bit is [`WAS_ATTACHED`].
 const CREATOR: usize = 5;
-/// The word with the serial number of the newest segment of this slot, and the bit [`HAS_MEMORY`].
+/// The serial number of the newest segment of this slot, and the bit [`HAS_MEMORY`].
 const SERIAL: usize = 6;
 
 // Words of an attach record. Words 6 and 7 belong to the memory pool.
@@ -65,19 +65,16 @@ const WHOSE: usize = 0;
 const LINKS: usize = 1;
 const COUNT: usize = 2;
 
-/// The bit of `CREATOR` that says that the segment was attached at least once.
+/// The segment was attached at least once.
 const WAS_ATTACHED: u64 = 1 << 63;
-/// The bit of the word `SERIAL` that is set when a segment is made, and cleared once its memory is
-/// removed.
+/// Set while the segment's memory exists.
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// A bit that is set in every payload (the word of a slot that identifies its segment), so no
-/// payload is 0.
+/// Set in every payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// The bit of `WHOSE` that is set in each attach record. The bits below it contain the serial
-/// number and the slot of the segment.
+/// Set in each attach record, above serial number and slot.
 const IS_RECORD: u64 = 1 << 63;
 
 /// Segments, for the code that all kinds share.
@@ -89,11 +86,11 @@ pub(crate) const SEGMENTS: &Kind = &Kind {
     may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
 };
 
-/// The names of removed segments. Their memory must be removed after the lock of all segments was
+/// The memory of these removed segments must be removed after the lock of all segments was
 /// released.
 pub(super) type Gone = Vec<SegmentName>;
 
-/// An existing segment. The caller holds the lock of all segments while this value exists.
+/// The caller holds the lock of all segments while this value exists.
 pub(super) struct Segment<'g, 's> {
     ids: &'g IdsGuard<'s>,
     pub(super) object: Object,
@@ -128,8 +125,6 @@ pub(super) fn name_of(object: &Object) -> SegmentName {
     SegmentName { index: object.index, serial: object.payload & SERIAL_MASK }
 }
 
-/// Initializes the words of a new segment in slot `index`. Returns its payload (the word that
-/// identifies it in the slot) and its name.
 pub(super) fn make(ids: Ids<'_>, index: u32, size_bytes: u64, pid: u32) -> (u64, SegmentName) {
     let shared = ids.shared;
     // Remove the memory of the slot's previous segment, if the task that removed that segment has
@@ -156,12 +151,9 @@ pub(super) fn line(shared: &Shared, index: u32) -> &Line {
 }
 
 impl<'g, 's> Segment<'g, 's> {
-    /// Returns the segment with this name.
-    ///
     /// # Errors
     ///
-    /// Returns `EIDRM` if the segment called `name` is gone, even if its slot now contains a later
-    /// segment.
+    /// `EIDRM` if the segment called `name` is gone, even if its slot now contains a later segment.
     pub(super) fn named(ids: &'g IdsGuard<'s>, name: SegmentName) -> Result<Self, Errno> {
         let segment = Self::at(ids, name.index).filter(|segment| name_of(&segment.object) == name);
         segment.ok_or(Errno::IDRM)
@@ -225,8 +217,8 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// Removes up to `count` attaches of task `task` from the segment. If no attach is left, then
-    /// removes the segment if it is marked for removal, or if `is_shm_rmid_forced` is set.
+    /// After the last detach, removes the segment if it is marked for removal, or if
+    /// `is_shm_rmid_forced` is set.
     pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
         let shared = self.shared();
         if let Some(record) = self.find(task) {
@@ -242,16 +234,14 @@ impl<'g, 's> Segment<'g, 's> {
         self.destroy_if_due(gone);
     }
 
-    /// Records the current time for an attach ([`ATIME`]) or a detach ([`DTIME`]), and the pid of
-    /// its process.
+    /// `time` is [`ATIME`] for an attach, and [`DTIME`] for a detach.
     pub(super) fn note(&self, time: usize, pid: u32) {
         let line = self.line();
         put(&line[time], now_s());
         put(&line[PIDS], pair(low(get(&line[PIDS])), pid));
     }
 
-    /// Removes the segment if it has no attach and is either marked for removal or subject to
-    /// `is_shm_rmid_forced`. Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
+    /// Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
         // Look the segment up again: its mode may have got the mark for removal after the copy in
         // `self` was made.
@@ -265,17 +255,15 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// Implements `IPC_RMID`: marks the segment for removal, and removes it unless it is attached.
-    /// If the task dies after the mark, recovery removes the segment. Analogous to Linux's
-    /// `do_shm_rmid`.
+    /// If the task dies after it has marked the segment for removal, recovery removes the segment.
+    /// Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         self.ids.set_key_private(&self.object, SHM_DEST);
         self.destroy_if_due(gone);
     }
 
-    /// If `task` is the creator of the segment, records that the creator has ended. Then removes
-    /// the segment if it has no attach and `is_shm_rmid_forced` is set. Analogous to Linux's
-    /// `exit_shm`.
+    /// If `task` is the creator of the segment, records that the creator has ended. Analogous to
+    /// Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
         let seen = get(creator);
@@ -310,12 +298,8 @@ impl<'g, 's> Segment<'g, 's> {
     }
 }
 
-/// Calls `act` under the lock of all segments. After it has released the lock, removes the memory
-/// of the segments that `act` has removed. The caller holds no lock.
-///
-/// # Errors
-///
-/// Returns the error that `act` returns, or `EIO` if the lock of all segments cannot be acquired.
+/// Removes the memory of the segments that `act` has removed, after it has released the lock. The
+/// caller holds no lock.
 pub(super) fn locked<'r, T>(
     ids: Ids<'r>,
     act: impl FnOnce(&IdsGuard<'r>, &mut Gone) -> Result<T, Errno>,
@@ -328,7 +312,6 @@ pub(super) fn locked<'r, T>(
     done
 }
 
-/// Returns the number of pages of a segment, or `None` if `size_bytes` is too large.
 pub(super) fn pages(size_bytes: u64) -> Option<u64> {
     let page = page_size() as u64;
     let pages = size_bytes.div_ceil(page);
@@ -354,8 +337,7 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     );
 }
 
-/// Removes the memory of the last segment of slot `index`, if it still exists. The caller holds the
-/// lock of all segments, and no segment uses the slot.
+/// The caller holds the lock of all segments, and no segment uses the slot.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -363,8 +345,7 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
-/// Removes the memory of every removed segment whose memory still exists. Skips slot `but`, since
-/// the caller is creating a segment in it.
+/// Skips slot `but`, since the caller is creating a segment in it.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
         if ids.ids.live(index).is_none() {
@@ -373,15 +354,8 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
     }
 }
 
-/// Cleans up all segments after the death of `task`. Removes the task's attaches and attach
-/// records. Records in each segment that the task has created that its creator has ended.
-///
 /// Returns false if attaches must stay for a forked child that has the task's mappings, but no
 /// attach records of its own. A later call tries again.
-///
-/// # Errors
-///
-/// `EIO` if the lock cannot be acquired.
 pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
     let (shared, owner, slots) = (ids.shared, ids.owner, ids.slots());
     let mut is_held = None;
@@ -424,11 +398,11 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     true
 }
 
-/// Repairs a segment after a task has died with the lock of all segments held. Returns its number
-/// of pages, from which the caller computes the total. The caller has taken over that lock.
+/// The caller has taken over the lock of all segments from a dead task. Returns the number of
+/// pages, from which the caller computes the total.
 ///
-/// Rebuilds the list of attach records. Removes the key of a segment that is marked for removal.
-/// Removes the segment if that was due at its last detach.
+/// Removes the key of a segment that is marked for removal. Removes the segment if that was due at
+/// its last detach.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let line = line(shared, index);
@@ -452,8 +426,6 @@ pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     pages(get(&line[SIZE])).unwrap_or(0)
 }
 
-/// Returns the list of the attach records of a segment. `line` is the segment's cache line in
-/// shared memory.
 pub(super) fn list<'s>(shared: &'s Shared, line: &'s Line) -> List<'s> {
     let max = shared.layout.attaches.lines;
     List { region: &shared.region, ends: &line[ATTACHES], links: LINKS, max }

@@ -121,8 +121,8 @@ fn forced_removal_removes_unattached_segments_and_orphans() {
     assert_eq!(memory.0.count(), 0);
 }
 
-/// Checks a process that has created segments in two namespaces. In each namespace, the end of the
-/// process must remove its segments if that namespace's limits demand it. Trap I14 in `traps.md`.
+/// A process may have segments in two namespaces. Its end must remove them in each namespace whose
+/// limits demand it. Trap I14 in `traps.md`.
 #[test]
 fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     let (forced, forced_memory) = namespace(true);
@@ -141,8 +141,8 @@ fn creator_in_two_namespaces_orphans_its_segments_in_each() {
     assert_eq!(task(&plain, 3).shm_stat(stays).map(|stat| stat.id), Ok(stays));
 }
 
-/// Checks the end of a task that has created a segment, after the slot of that segment was reused
-/// for a segment of another task. The new segment must stay.
+/// The slot of a segment was reused for a segment of another task. The end of the old creator must
+/// not remove the new segment.
 #[test]
 fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     let (namespace, memory) = namespace(true);
@@ -157,8 +157,8 @@ fn creator_of_an_old_segment_does_not_orphan_the_next_in_its_slot() {
     assert_eq!(ids.len(), 4);
 }
 
-/// Checks that an attach during a removal gets the segment that was requested, or fails. Traps I2
-/// and I10 in `traps.md`.
+/// An attach during a removal must get the requested segment, or fail. Traps I2 and I10 in
+/// `traps.md`.
 #[test]
 fn attach_during_removal_gets_the_requested_memory_or_none() {
     const ROUNDS: u64 = 400;
@@ -170,8 +170,9 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
             let mut outcomes = [0u64; 3];
             let (mut last, mut times) = (0, 0);
             loop {
-                // ORDERING: Acquire. Pairs with the Release store of `current`: the segment whose
-                // id is in `current` exists.
+                // ORDERING: Acquire. The maker stores the id with Release after it has made the
+                // segment. Without this order, this thread could look up a segment that is not
+                // complete.
                 let seen = current.load(Ordering::Acquire);
                 if seen == u64::MAX {
                     return outcomes;
@@ -221,8 +222,8 @@ fn attach_during_removal_gets_the_requested_memory_or_none() {
     assert_eq!((memory.0.count(), maker.shm_totals().unwrap().pages), (0, 0));
 }
 
-/// Checks an attach during which the creator of the segment ends. Either the attach must count, or
-/// the whole segment must be gone. Trap I18 in `traps.md`.
+/// An attach during which the creator ends must count, or the whole segment must be gone. Trap I18
+/// in `traps.md`.
 #[test]
 fn orphan_during_an_attach_stays_or_is_gone_as_a_whole() {
     let (namespace, memory) = namespace(true);

@@ -68,8 +68,8 @@ fn undo_clamps(both: &mut Pairing) {
     both.step(1, &Step::Exit);
     assert_eq!(both.value(id, 1), 32767);
     both.ctl(3, id, 1, libc::GETPID, 0);
-    // Checks a waiting call with `SEM_UNDO` that another task completes. The undo of that call must
-    // still be applied when its task ends.
+    // The undo of a waiting call that another task completed must still be applied when its task
+    // ends.
     both.semop(1, id, &[(0, 1, UNDO), (1, -1, UNDO)]);
     both.semop(2, id, &[(1, 0, 0)]);
     both.step(1, &Step::Exit);

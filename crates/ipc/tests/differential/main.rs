@@ -39,8 +39,7 @@ use op::Kind;
 use ours::Mutation;
 use pairing::{Extent, Pairing};
 
-/// The default number of steps of a run, and its time limit. On a slow machine, the test makes at
-/// least `least` steps.
+/// On a slow machine, the test makes at least `least` steps.
 const EXTENT: Extent = Extent { steps: 4_000, least: 1_000, limit: Duration::from_secs(60) };
 
 fn pairing(mutation: Mutation) -> Option<Pairing> {
@@ -48,7 +47,6 @@ fn pairing(mutation: Mutation) -> Option<Pairing> {
     Pairing::new(Box::new(move |pid| Box::new(ours::Worker::start(&namespace, pid, mutation))))
 }
 
-/// Returns the kinds of objects that a random script uses. Most scripts use one kind.
 fn kinds(rng: &mut Rng) -> &'static [Kind] {
     match rng.below(8) {
         0..3 => &[Kind::Sem],
@@ -103,8 +101,7 @@ fn control_mutated_semantics_are_noticed() {
 
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
-/// The entry point of the worker processes that make the calls of the host's kernel. In other
-/// processes it returns immediately.
+/// The entry point of the worker processes. In other processes it returns immediately.
 #[test]
 fn worker_answers_until_its_driver_ends() {
     process::serve();

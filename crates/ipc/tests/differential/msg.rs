@@ -6,7 +6,6 @@ use corewalk_testkit::sysv::msg as sysv;
 
 use crate::op::{Answer, answer, chance, pick};
 
-/// The maximum size in bytes of a message's text, and of a receiver's buffer.
 const ROOM: usize = 9000;
 const NOWAIT: i32 = libc::IPC_NOWAIT;
 const MSG_STAT: i32 = 11;
@@ -60,7 +59,7 @@ impl MsgOp {
         !matches!(self, Self::Send { flags, .. } | Self::Receive { flags, .. } if flags & NOWAIT == 0)
     }
 
-    /// Returns the queue at which the call may wait, with true for a send and false for a receive.
+    /// True means a send, and false a receive.
     pub(crate) fn waits_at(&self) -> Option<(i32, bool)> {
         match self {
             Self::Send { id, .. } => Some((*id, true)),
@@ -117,8 +116,8 @@ impl MsgOp {
     }
 }
 
-/// Returns a random call. `waits(id, true)` returns how many tasks wait to send to a queue, and
-/// `waits(id, false)` how many wait to receive from it.
+/// `waits(id, true)` returns how many tasks wait to send to a queue, and `waits(id, false)` how
+/// many wait to receive.
 pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usize) -> MsgOp {
     if ids.is_empty() {
         return get(rng);
@@ -186,7 +185,6 @@ pub(crate) fn text(size: i32, mark: i32) -> Vec<u8> {
     (0..size).map(|at| (at.wrapping_mul(31) + mark) as u8).collect()
 }
 
-/// Returns a received message as numbers: the length, the type, and a checksum of the text.
 pub(crate) fn received(mtype: i64, text: &[u8]) -> Vec<i64> {
     let sum = text.iter().fold(1i64, |sum, byte| {
         sum.wrapping_mul(1_000_003).wrapping_add(i64::from(*byte)) & 0xffff_ffff

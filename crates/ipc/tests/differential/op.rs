@@ -138,7 +138,7 @@ impl Op {
 /// A step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A call, which the task of the step makes. The task must not be waiting in an earlier call.
+    /// The task must not be waiting in an earlier call.
     Call(Op),
     /// A waiting task gets a signal.
     Interrupt,
@@ -162,8 +162,6 @@ pub(crate) enum Kind {
     Shm,
 }
 
-/// The state of a test script: the kinds and ids of its objects, and the waiting calls. From this
-/// state, `step` chooses the next step at random.
 pub(crate) struct Scene<'a> {
     pub(crate) kinds: &'a [Kind],
     /// The ids of objects that the script has made, by kind.
@@ -172,8 +170,7 @@ pub(crate) struct Scene<'a> {
     pub(crate) waiting: &'a [Option<Op>],
 }
 
-/// Returns a random step for a task, or none if the task should make no step now. `is_waiting` says
-/// whether the task waits in a call.
+/// Returns none if the task should make no step now.
 pub(crate) fn step(rng: &mut Rng, is_waiting: bool, scene: &Scene<'_>) -> Option<Step> {
     if is_waiting {
         return match rng.next_u64() % 60 {

@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use crate::op::{Answer, Op, answer};
 use crate::pairing::Side;
 
-/// The time for which `poll` waits for an answer before it checks again whether the call waits.
 const LOOK: Duration = Duration::from_micros(30);
 
 /// A deliberate error of this side, which the comparison must find.
@@ -126,7 +125,6 @@ fn errno(error: Errno) -> i32 {
     error.raw_os_error()
 }
 
-/// Splits the last argument of semget(2), msgget(2) or shmget(2) into flags and mode.
 fn get_flags(word: i32) -> (GetFlags, u16) {
     (GetFlags::from_bits_retain(word & !0o777), (word & 0o777) as u16)
 }
@@ -196,14 +194,12 @@ fn carry_out(task: &Task, op: &Op, mutation: Mutation, state: &mut shm::State) -
     }
 }
 
-/// Returns the length of a timeout, or none if it is negative or its nanoseconds are out of range.
 fn duration(timeout: Option<(i64, i64)>) -> Option<Option<Duration>> {
     let Some((sec, nsec)) = timeout else { return Some(None) };
     let nsec = u32::try_from(nsec).ok().filter(|nsec| *nsec < 1_000_000_000)?;
     Some(Some(Duration::new(u64::try_from(sec).ok()?, nsec)))
 }
 
-/// Makes a call of semctl(2) with a command whose argument is a number, or which has no argument.
 fn command(task: &Task, id: SemId, cmd: i32, (num, value): (i32, i32)) -> Result<i32, Errno> {
     match cmd {
         // As in the preload library.
@@ -240,8 +236,7 @@ fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
     Ok(numbers.chain([i64::try_from(sems).unwrap()]).collect())
 }
 
-/// Returns the credentials of a user. Root gets the capabilities of this process, which may lack
-/// some in a container.
+/// Root gets the capabilities of this process, which may lack some in a container.
 fn cred(uid: u32, gid: u32) -> Cred {
     let caps = || {
         let status = std::fs::read_to_string("/proc/self/status").expect("proc");

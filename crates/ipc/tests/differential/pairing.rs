@@ -18,21 +18,18 @@ use crate::shm::ShmOp;
 const TASKS: usize = 4;
 const SCRIPT_STEPS: u64 = 200;
 
-/// A task on the kernel's side or on corewalk's side. Dropping the value ends the task, and returns
-/// once all effects of that end have happened.
+/// Dropping the value ends the task, and returns once all effects of that end have happened.
 pub(crate) trait Side {
     /// Starts a call.
     fn send(&mut self, op: &Op);
 
-    /// Returns the answer of the call that `send` started, or none if the call still waits. With
-    /// `is_prompt`, the call never waits for another task, and `poll` waits for its answer.
+    /// With `is_prompt`, the call never waits for another task, and `poll` waits for its answer.
     fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
 
     /// Interrupts the waiting call.
     fn interrupt(&mut self);
 
-    /// Returns the numbers that identify this task in the results of calls such as `GETPID`: its
-    /// pid, and its thread id if it has one.
+    /// The task's pid, and its thread id if any.
     fn numbers(&self) -> Vec<u32>;
 }
 
@@ -46,9 +43,8 @@ pub(crate) struct Pairing {
     ours: Vec<Box<dyn Side>>,
     /// The call in which each task waits.
     waiting: Vec<Option<Op>>,
-    /// For the kernel (`linux_numbers`) and for corewalk (`our_numbers`), maps each pid and thread
-    /// id to the number of its task. Ended tasks stay in the map, since the kernel reuses no pid
-    /// within one script.
+    /// Maps pids and thread ids to task numbers. Ended tasks stay in the map, since the kernel
+    /// reuses no pid within one script.
     linux_numbers: HashMap<i64, i64>,
     our_numbers: HashMap<i64, i64>,
     next_number: u32,
@@ -60,8 +56,8 @@ pub(crate) struct Pairing {
 }
 
 impl Pairing {
-    /// Starts the tasks of both sides, the host's kernel and corewalk. The kernel's side needs a
-    /// new IPC namespace. If the process cannot create one, reports a skip and returns none.
+    /// The kernel's side needs a new IPC namespace. If the process cannot create one, reports a
+    /// skip and returns none.
     pub(crate) fn new(start: Start) -> Option<Self> {
         if let Err(errno) = sysv::unshare_ipc() {
             skip(Need::Kernel, format_args!("unshare of an IPC namespace: errno {errno}"));
@@ -98,8 +94,7 @@ impl Pairing {
         (linux, ours)
     }
 
-    /// Makes a step of `task` in the host's kernel and in corewalk, and compares the two answers.
-    /// Returns the answer of the task's call, or none if the call waits.
+    /// Returns none if the call waits.
     pub(crate) fn step(&mut self, task: usize, step: &Step) -> Option<Answer> {
         // Print the step before it is made, so that a script that hangs shows its last step.
         if std::env::var_os("COREWALK_IPC_TRACE").is_some() {
@@ -148,9 +143,6 @@ impl Pairing {
         }
     }
 
-    /// Polls the waiting calls of all tasks except `but`, and compares the kernel's answers with
-    /// those of corewalk.
-    ///
     /// One completed call may complete another: for example, the message of a woken sender may go
     /// to a waiting receiver. So each side is polled until no further call completes.
     fn settle(&mut self, but: usize) {
@@ -235,8 +227,7 @@ impl Pairing {
     }
 }
 
-/// Replaces pids by the numbers of their tasks. The pid of a forked child has no number, and
-/// becomes -1.
+/// The pid of a forked child has no task number, and becomes -1.
 fn map_numbers(op: &Op, answer: &mut Answer, numbers: &HashMap<i64, i64>) {
     let known = |pid: i64| *numbers.get(&pid).unwrap_or(&-1);
     match op {
@@ -272,8 +263,7 @@ fn until_quiet(
 }
 
 impl Pairing {
-    /// Runs random scripts. `kinds` chooses the kinds of objects of each script. At least one step
-    /// in a hundred must be a call that waits, or the end of a task.
+    /// At least one step in a hundred must be a call that waits, or the end of a task.
     pub(crate) fn fuzz(
         &mut self,
         seed: Seed,
@@ -313,18 +303,14 @@ impl Pairing {
 /// The number of steps of a run, and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// The number of steps in a run of random scripts. A step is a call, an interrupt, or the end
-    /// of a task. A run may make a few more steps, because it always completes its last script.
+    /// A run may make a few more steps, because it always completes its last script.
     pub(crate) steps: u64,
-    /// The minimum number of steps (calls, interrupts, and ends of tasks) in a run of random
-    /// scripts. The run makes them even after its time limit.
+    /// Made even after the time limit.
     pub(crate) least: u64,
     pub(crate) limit: Duration,
 }
 
 impl Extent {
-    /// If `COREWALK_DIFFERENTIAL_OPS` is set, returns this number of steps without a time limit,
-    /// and otherwise `self`.
     pub(crate) fn or_asked(self) -> Self {
         let Ok(asked) = std::env::var("COREWALK_DIFFERENTIAL_OPS") else { return self };
         let steps = asked.parse().expect("COREWALK_DIFFERENTIAL_OPS must be a number");

@@ -68,20 +68,16 @@ impl Worker {
         Self { child, socket, syscall, stat, thread }
     }
 
-    /// Returns true if the worker sleeps in one of the system calls `calls`, and no wake-up has
-    /// reached it.
     pub(crate) fn is_asleep_in(&self, calls: &[&[u8]]) -> bool {
         self.is_in(calls) && self.is_asleep() && self.is_in(calls)
     }
 
-    /// Returns true if the worker is in one of the system calls `calls`, and off its processor.
     fn is_in(&self, calls: &[&[u8]]) -> bool {
         let mut text = [0; 16];
         let length = self.syscall.read_at(&mut text, 0).expect("the worker lives");
         calls.iter().any(|number| text[..length].starts_with(number))
     }
 
-    /// Returns true if the worker sleeps, and no wake-up has reached it.
     pub(crate) fn is_asleep(&self) -> bool {
         let mut text = [0; 64];
         let length = self.stat.read_at(&mut text, 0).expect("the worker lives");
@@ -132,7 +128,6 @@ impl Side for Worker {
     }
 }
 
-/// The time that a loop has waited for a worker. [`Patience::wait`] panics after [`PATIENCE`].
 pub(crate) struct Patience(Instant);
 
 impl Patience {
@@ -140,10 +135,8 @@ impl Patience {
         Self(Instant::now())
     }
 
-    /// Waits for [`LOOK_NS`], or until `socket` has data to read.
-    ///
-    /// The function sleeps in poll(2). With sched_yield(2) in place of the sleep, each wait took a
-    /// hundred times as long on a loaded machine.
+    /// Sleeps in poll(2). With sched_yield(2) instead, each wait took a hundred times as long on a
+    /// loaded machine.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
@@ -173,8 +166,7 @@ fn read_words(socket: &mut impl std::io::Read, count: u32) -> Vec<i64> {
     bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
 }
 
-/// Answers operations until the test closes the socket. Returns immediately in a process that is
-/// not a worker.
+/// Returns immediately in a process that is not a worker.
 pub(crate) fn serve() {
     if std::env::var_os(ROLE).is_none() {
         return;

@@ -24,7 +24,6 @@ pub(crate) enum ShmOp {
         size: u64,
         flags: i32,
     },
-    /// An shmat(2) at the address `FIXED` plus an offset, or at an address that the kernel chooses.
     At {
         id: i32,
         offset: Option<i32>,
@@ -163,8 +162,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Removes the attach at position `nth` from the list of attaches, and returns its address. If
-    /// the list has no such position, returns an address at which nothing is attached.
+    /// A short list yields an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }

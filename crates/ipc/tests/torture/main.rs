@@ -37,18 +37,17 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// The number of children that the test kills if it is started without an argument. In such a run
-/// [`SHORT`] also limits the time for each arena (semaphores, permits, messages, segments).
+/// A run without an argument kills this many children, or ends after the time [`SHORT`] for each
+/// arena.
 const KILLS: usize = 900;
 const SHORT: Duration = Duration::from_secs(10);
 
 /// Kills of single children between two checks.
 const EPOCH: usize = 40;
 const CHILDREN: usize = 2;
-/// The number of places. A place selects the words of a child in shared memory. A killed child and
-/// the child that replaces it overlap for a moment, so they have different places.
+/// A killed child and the child that replaces it overlap for a moment, so they have different
+/// places.
 const PLACES: usize = 2 * CHILDREN;
-/// The limit for the time that a child spends in one call.
 const STUCK: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,8 +101,6 @@ impl Chore {
         Self::Exit,
     ];
 
-    /// Stores `self`, the kind of work that a child begins, in `word`. There the test reads what a
-    /// killed child was doing.
     pub(crate) fn begin(self, word: &AtomicU64) {
         // ORDERING: Relaxed. The test reads the word after it has waited for the death of the
         // child.
@@ -123,18 +120,13 @@ pub(crate) trait Arena {
     /// others. Once the others are dead, this last child must complete further steps.
     const IS_LAST_PATIENT: bool = false;
 
-    /// Creates the namespace, and the memory in which children record data for the check.
     fn new(mode: Mode) -> Self;
 
-    /// Runs in the child with the number `place`: makes calls on the namespace until the test kills
-    /// the child.
     fn work(&self, place: usize, rng: Rng);
 
     /// Notes that the child in place `place` was killed.
     fn note_kill(&mut self, _place: usize) {}
 
-    /// Checks the namespace once all children are dead. Returns a description of the fault, if
-    /// there is one.
     fn check(&mut self) -> Result<(), String>;
 
     /// Returns the word in which a child counts its steps.
@@ -172,7 +164,6 @@ impl Child {
         Self { forked, place, seen: (0, Instant::now()) }
     }
 
-    /// Returns an error if the child has ended, or makes no progress.
     fn look(&mut self, arena: &impl Arena) -> Result<(), String> {
         if self.forked.try_wait().map_err(|error| error.to_string())?.is_some() {
             return Err("a child ended by itself".to_owned());
@@ -197,7 +188,7 @@ impl Child {
         Ok(())
     }
 
-    /// Waits until the child has made two more steps, while all other children are dead.
+    /// All other children are dead.
     fn get_on(&mut self, arena: &impl Arena, stuck: Duration) -> Result<(), String> {
         let steps = arena.steps(self.place);
         let done = || {
@@ -218,9 +209,7 @@ impl Child {
     }
 }
 
-/// Kills children until there were `kills` kills or `limit` is over. Counts in `met` the killed
-/// children by chore (the work that a child was doing). Returns the number of kills, or a
-/// description of the fault.
+/// Counts the kills in `met` by the children's kind of work.
 fn torture<A: Arena>(
     kills: usize,
     limit: Duration,
@@ -267,13 +256,10 @@ fn pause(time: Duration) {
     let _slept = rustix::thread::nanosleep(&time);
 }
 
-/// Returns a chore (a kind of work of the children) in which no child was killed, if there is one.
 fn unmet(chores: &[Chore], met: &Kills) -> Option<Chore> {
     chores.iter().copied().find(|chore| !met.contains_key(chore))
 }
 
-/// Runs the torture test of one arena (kind of object), and then its control. Returns the number of
-/// kills, without those of the control.
 fn run<A: Arena>(name: &str, kills: usize, limit: Option<Duration>, rng: &mut Rng) -> usize {
     let (start, mut met) = (Instant::now(), Kills::new());
     let killed = torture::<A>(kills, limit.unwrap_or(SHORT), Mode::Real, rng, &mut met);

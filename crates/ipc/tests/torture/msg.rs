@@ -40,26 +40,21 @@ const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 const QUEUES: usize = 3;
 const CHURN: i32 = 10;
 
-/// The maximum number of bytes in a queue, and the maximum size of a message.
 const QBYTES: u32 = 2000;
 const SIZE_MAX: u64 = 2000;
-/// The size in bytes of the smallest message. Each message begins with two words: the number of the
-/// message, and its sender.
+/// Each message begins with two words: the number of the message, and its sender.
 const SIZE_MIN: u64 = 64;
 
 /// The test first divides the memory for messages into small and large free ranges. These are the
 /// numbers of small and of large ranges.
 const SMALL: u32 = 300;
 const LARGE: u32 = 300;
-/// The number of cache lines in a small and in a large free range of the memory for messages.
 const SMALL_LINES: u32 = 2;
 const LARGE_LINES: u32 = 64;
 const LINES: u32 = SMALL * SMALL_LINES + LARGE * LARGE_LINES;
 
 /// The largest number of messages between two checks.
 const NUMBERS: u64 = 1 << 16;
-/// The number of lines (64 bytes) with notes about the children and the last message number. The
-/// words of the messages follow.
 const HEAD: u32 = 8;
 
 // Bits of the word of a message.
@@ -212,8 +207,7 @@ impl Queues {
         })
     }
 
-    /// Returns the word in which a child notes the queue from which it receives: the queue's number
-    /// plus one, or 0 for none.
+    /// The queue's number plus one, or 0 for none.
     fn receiving(&self, place: usize) -> &AtomicU64 {
         &self.notes.line(place as u32)[1]
     }
@@ -227,7 +221,7 @@ impl Queues {
         &self.notes.line(HEAD + (at / 8) as u32)[at as usize % 8]
     }
 
-    /// Sends a message with the next number. Sends nothing if all numbers are used.
+    /// Sends nothing if all numbers are used.
     fn send(
         &self,
         task: &Task,
@@ -287,8 +281,7 @@ impl Queues {
         received.map(drop)
     }
 
-    /// Moves a message to the next of the test's queues, as a new message with a new number. In the
-    /// control run, the message keeps its number.
+    /// The message gets a new number, but in the control run it keeps its number.
     fn pass_on(
         &self,
         task: &Task,
@@ -359,8 +352,7 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// Makes, uses and removes queues. Each round makes one random call. A higher `waits` makes more
-/// kills hit a waiting call.
+/// A higher `waits` makes more kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

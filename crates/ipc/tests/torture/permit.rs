@@ -38,8 +38,7 @@ pub(crate) struct Permits {
 }
 
 impl Arena for Permits {
-    // The chores (kinds of work) in which children must be killed. Recovery is so short that few
-    // kills hit it.
+    // Recovery is so short that few kills hit it.
     const CHORES: &'static [Chore] = &[Chore::Wait, Chore::Hold];
     const IS_LAST_PATIENT: bool = true;
 
@@ -116,14 +115,10 @@ impl Permits {
         self.namespace().register(Cred::root(), std::process::id()).expect("a task")
     }
 
-    /// Returns the word of shared memory in which children record the longest wait for the permit
-    /// (the single unit of the semaphore), in nanoseconds.
     fn longest_word(&self) -> &AtomicU64 {
         &self.notes.line(PLACES as u32 + 1)[0]
     }
 
-    /// Takes the permit (the single unit of the semaphore), checks `looks` times that no other
-    /// child has it, and gives it back.
     fn hold(
         &self,
         task: &Task,

@@ -31,8 +31,7 @@ const SEMS: u16 = 4;
 const MOVES: i32 = 1;
 const UNDO: i32 = 2;
 const WAITS: i32 = 3;
-/// The key of a set of one semaphore. Each unit of this semaphore is a permit. Children add
-/// permits, take them, and wait for them.
+/// Each unit of this semaphore is a permit. Children add permits, take them, and wait for them.
 const PERMITS: i32 = 4;
 const CHURN: i32 = 5;
 
@@ -217,7 +216,6 @@ fn two_and_one(rng: &mut Rng) -> [u16; 3] {
     [nums[0], nums[1], nums[2]]
 }
 
-/// Makes a call with `SEM_UNDO`: its operations are undone when the task ends.
 fn with_undo(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [one, other, _] = two_and_one(rng);
     let op = rng.below(5) as i16 - 2;
@@ -230,8 +228,6 @@ fn with_undo(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     }
 }
 
-/// Makes a call that waits for several units of one semaphore, and adds as many units to another
-/// semaphore.
 fn wait(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     let [from, to, _] = two_and_one(rng);
     let count = 1 + rng.below(u64::from(UNITS) * 2) as i16;
@@ -242,7 +238,6 @@ fn wait(task: &Task, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
 
 const TRY: SemBuf = SemBuf::new(0, -1, SemFlags::NOWAIT);
 
-/// Adds a permit (a unit of the semaphore), tries to take one without waiting, or waits for one.
 fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Single.begin(word);
     match rng.below(4) {
@@ -256,8 +251,7 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// Makes a set if there is none with its key, and then uses or removes the set. A higher `waits`
-/// makes more kills hit a waiting call.
+/// A higher `waits` makes more kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

@@ -25,8 +25,7 @@ use std::os::fd::OwnedFd;
 
 use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
-/// The capacity of the namespace: the number of segments, and the number of attach records. A task
-/// has one record for each segment that it has attached.
+/// A task has one attach record per attached segment.
 const SEGMENTS: u32 = 32;
 const ATTACHES: u32 = 96;
 
@@ -35,8 +34,7 @@ const ATTACHES: u32 = 96;
 const KEPT: [u64; 3] = [0, 1, 2];
 const CHURN: i32 = 10;
 
-/// A backing (a source of segment memory) that records which segments have memory. It has a word
-/// for each slot, with a bit for each serial number.
+/// One word for each slot; one bit for each serial number.
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,
@@ -225,7 +223,6 @@ impl Segments {
         let pairs = tasks.iter().flat_map(|task| ids.iter().map(move |id| (task, *id)));
         let room =
             pairs.enumerate().take_while(|(at, (task, id))| attach(task, *id, 1 + at).is_ok());
-        // The parent's task uses one attach record for each segment that it has attached.
         let kept = KEPT.iter().filter(|count| **count != 0).count();
         let room = kept + room.count();
         drop(tasks);
@@ -236,7 +233,7 @@ impl Segments {
     }
 }
 
-/// Attaches a segment at page `at`. If another segment is attached at this page, replaces it.
+/// If another segment is attached at this page, replaces it.
 fn attach(task: &Task, id: ShmId, at: usize) -> Result<(), Errno> {
     task.shmat(id, at << 12, ShmFlags::empty()).map(|mapping| mapping.attached_at(at << 12))
 }

@@ -15,13 +15,11 @@ use crate::mount::{each, read_super};
 use crate::record::{BLOCKS_MAX, Entry, Extent, InodeRecord, Key, Kind};
 use crate::store::{Store, StoreOptions};
 
-/// Returns the options of the mounts.
 pub(super) fn options() -> StoreOptions {
     StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() }
 }
 
-/// Makes a store and returns its path. A directory (inode 2) contains a file (inode 3), which has
-/// data and attribute block 1.
+/// A directory (inode 2) contains a file (inode 3), which has data and attribute block 1.
 pub(super) fn store(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
     let store = Store::open(&path, &options()).unwrap();
@@ -37,7 +35,6 @@ pub(super) fn store(name: &str) -> PathBuf {
     path
 }
 
-/// Opens the database of the store in `path`. Returns the device of the database and the database.
 pub(super) fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
     let file = std::fs::File::options().read(true).write(true).open(path.join("meta")).unwrap();
     let device: Arc<dyn Device> = Arc::new(FileDevice::new(file).unwrap());
@@ -45,7 +42,6 @@ pub(super) fn database_of(path: &Path) -> (Arc<dyn Device>, Database) {
     (device, database)
 }
 
-/// Changes records of the store in `path`.
 pub(super) fn write(path: &Path, change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>) {
     let (_, database) = database_of(path);
     let snapshot = database.snapshot().unwrap();
@@ -55,7 +51,6 @@ pub(super) fn write(path: &Path, change: impl FnOnce(&Snapshot, &Secret) -> Vec<
     database.write(&records).unwrap();
 }
 
-/// Makes a store, changes some of its records, and returns the findings of `fsck`.
 pub(super) fn found(
     name: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -68,7 +63,6 @@ pub(super) fn found(
     findings.unwrap()
 }
 
-/// Returns a change of the record of inode `ino`.
 pub(super) fn inode(
     ino: u64,
     change: impl FnOnce(&mut InodeRecord),
@@ -84,14 +78,11 @@ pub(super) fn inode(
     }
 }
 
-/// Returns the record of a written extent of the file.
 pub(super) fn extent(logical: u64, physical: u64, len: u64) -> (Key, Record) {
     let extent = Extent { physical, len, is_written: true };
     (Key::at(Kind::Extent, 3, logical), Some(extent.encode().into()))
 }
 
-/// Returns a closure that changes the key of the last record of `kind` to `to`, or adds an empty
-/// record with the key `to` if there is none.
 pub(super) fn rekeyed(
     kind: Kind,
     to: Key,
@@ -109,8 +100,6 @@ pub(super) fn rekeyed(
     }
 }
 
-/// Returns a closure that makes the inode `ino` the only entry in the record for the hash of `name`
-/// in the directory `dir`.
 pub(super) fn named(
     dir: u64,
     name: &'static [u8],
@@ -125,7 +114,6 @@ pub(super) fn named(
     }
 }
 
-/// Returns damaged extents of one file, whose lengths together exceed a `u64`.
 pub(super) fn uncountable() -> Vec<(Key, Record)> {
     let extent = Extent { physical: 0, len: BLOCKS_MAX, is_written: false }.encode();
     let value: Arc<[u8]> = extent.into();

@@ -25,8 +25,6 @@ fn name(name: &str) -> Name<'_> {
     Name::new(name.as_bytes()).unwrap()
 }
 
-/// Makes a store, changes records with `change`, mounts the store and calls `run`. Then checks that
-/// changes still succeed, and that `fsck` reports exactly `findings`.
 fn try_with(
     what: &str,
     change: impl FnOnce(&Snapshot, &Secret) -> Vec<(Key, Record)>,
@@ -56,8 +54,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // The record of directory `dir` wrongly says that it has 0 entries. So `remove` must read
-        // the entries to see that the directory is not empty.
+        // The record of directory `dir` wrongly says that it has 0 entries, so `remove` must read
+        // them.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -82,16 +80,15 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     let run = |store: &Store| {
         store.remove(dir(), name("file"), file()).unwrap();
         store.forget(3, 0);
-        // The root's stored count of subdirectories is wrongly 0. A rename within the root keeps
-        // that count, so it succeeds. A removal would make the count negative, so it must fail.
+        // The root's stored count of subdirectories is wrongly 0, so a removal would make it
+        // negative.
         store.rename((root(), name("dir")), (root(), name("x")), RenameMode::Replace).unwrap();
         assert_eq!(store.remove(root(), name("x"), dir()), Err(Errno::IO));
         let made = store.make(root(), name("sub"), &Make::new(0o040_755, 0, 0)).unwrap();
         let sub = Node::detached(made.ino, made.kind());
         store.rename((root(), name("x")), (sub, name("dir")), RenameMode::Replace).unwrap();
-        // The root's stored count of subdirectories is still one too low: it is 0, although the
-        // root has the subdirectory `sub`. A move of `sub` out of the root would make the count
-        // negative, so it must fail.
+        // The stored count of subdirectories is still 0, so moving a subdirectory out of the root
+        // would make it negative.
         let renamed = store.rename((root(), name("sub")), (dir(), name("x")), RenameMode::Replace);
         assert_eq!(
             (renamed, store.remove(root(), name("sub"), sub)),
@@ -105,8 +102,6 @@ fn directory_that_counts_no_subdirectories_loses_none() {
     try_with("no-subdirectories", nlink, run, &[Finding::Links(1, 2, 3)]);
 }
 
-/// Checks that the creation of a directory fails before any change if the count of subdirectories
-/// would overflow.
 #[test]
 fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     let run = |store: &Store| {
@@ -118,16 +113,14 @@ fn directory_that_has_as_many_as_can_be_counted_gets_no_more() {
     try_with("full", nlink, run, &[Finding::Links(2, u32::MAX, 2)]);
 }
 
-/// Checks that a directory entry whose file type differs from that of its inode cannot be moved,
-/// removed or replaced.
 #[test]
 fn entry_of_another_kind_than_its_inode_stays() {
     let run = |at: (Node<'static>, &'static str), node: Node<'static>| {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // `rename` compares the file types in its two directory entries before it compares an
-            // entry with its inode. So it may also fail with `ENOTDIR` or `EISDIR`.
+            // `rename` may find first that the two directory entries have different types
+            // (`ENOTDIR`, `EISDIR`).
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -158,9 +151,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// Checks that a mount refuses an inode or attribute block with an invalid number. New numbers
-/// follow the largest used one, so the next one could wrap around to 0 or to the number of the
-/// root.
+/// New numbers follow the largest used one, so an invalid number could make them wrap around to
+/// that of the root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -173,7 +165,7 @@ fn numbers_that_nothing_has_are_refused() {
             assert!(std::fs::read(path.join("meta")).unwrap() == before);
             std::fs::remove_dir_all(&path).unwrap();
         }
-        // Control: the largest valid number is no damage by itself.
+        // Control: the largest valid number is no damage.
         let path = store("numbers");
         write(&path, rekeyed(kind, Key::of(kind, NUMBER_MAX)));
         let opened = Store::open(&path, &options()).unwrap();
@@ -189,10 +181,6 @@ fn numbers_that_nothing_has_are_refused() {
 
 #[test]
 fn blocks_and_generations_that_cannot_be_counted_are_refused() {
-    // The mount must refuse each of three kinds of damage:
-    // - The sum of the block counts overflows.
-    // - The generation in the superblock is the largest possible one.
-    // - The sum of the block counts exceeds the largest device.
     for damage in 0..3 {
         let path = store("uncountable");
         write(&path, |snapshot, _| match damage {
@@ -210,8 +198,7 @@ fn blocks_and_generations_that_cannot_be_counted_are_refused() {
     }
 }
 
-/// Checks that a mount refuses overlapping extents. If one of them were freed, another file would
-/// get blocks that the other one still uses.
+/// If one of the overlapping extents were freed, another file would get blocks that are in use.
 #[test]
 fn blocks_that_are_used_twice_are_refused() {
     for (first, second, block) in [((5, 1), (5, 1), 5), ((5, 4), (6, 1), 6), ((5, 2), (6, 9), 6)] {
@@ -227,15 +214,13 @@ fn blocks_that_are_used_twice_are_refused() {
         assert!(fsck(&path).unwrap().findings.contains(&Finding::Overlap(3, block)));
         std::fs::remove_dir_all(&path).unwrap();
     }
-    // Counter-check: the mount must accept a store whose two extents do not overlap.
+    // Control: extents that do not overlap must be accepted.
     let path = store("used-twice");
     write(&path, |_, _| vec![extent(0, 0, 1), extent(4, 1, 1)]);
     drop(Store::open(&path, &options()).unwrap());
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// Checks that an operation on a damaged file or directory fails with `EIO`, and that other files
-/// stay accessible.
 #[test]
 fn file_or_directory_that_cannot_be_counted_is_eio() {
     let far = Extent { physical: 9, len: 1, is_written: false };

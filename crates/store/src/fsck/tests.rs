@@ -61,12 +61,9 @@ fn each_kind_of_damage_is_found() {
     assert_eq!(got, [LogicalOverlap(3, 1), BlockCount(3, 2, 3)]);
 }
 
-/// Checks that `fsck` reports a damaged ACL of a directory.
 #[test]
 fn damaged_acls_are_found() {
     use Finding::*;
-    // Returns a closure that gives directory 2 a new attribute block with an ACL of the given
-    // bytes.
     let of_directory = |kind: AclKind, bytes: Vec<u8>| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let set = xattr::with(&[], xattr::acl_name(kind), Some(&bytes));
@@ -93,8 +90,6 @@ fn damaged_acls_are_found() {
 #[test]
 fn targets_with_wrong_lengths_are_found() {
     use Finding::*;
-    // Returns a closure that sets mode, size and target of the file's inode, and removes its data
-    // and attributes.
     let file_as = |mode: u32, size: u64, target: &'static [u8]| {
         move |snapshot: &Snapshot, secret: &Secret| {
             let change = |inode: &mut InodeRecord| (inode.mode, inode.size) = (mode, size);
@@ -126,7 +121,6 @@ fn targets_with_wrong_lengths_are_found() {
     assert_eq!(found("no-target", file_as(0o100_644, 6, b"target")), [Target(3)]);
 }
 
-/// Checks that damaged numbers are reported even if their sum overflows.
 #[test]
 fn numbers_that_overflow_are_found() {
     use Finding::*;
@@ -165,8 +159,8 @@ fn wrong_names_are_found() {
     assert!(got.contains(&Unreachable(2)) && got.contains(&Unreachable(3)), "{got:?}");
 }
 
-/// Checks that the space of an attribute block is freed only once, even if the stored count of its
-/// users is too small.
+/// The space of an attribute block must be freed only once, even if the stored count of its users
+/// is too small.
 #[test]
 fn damaged_count_of_users_gives_no_room_twice() {
     let path = store("twice-left");
@@ -175,8 +169,7 @@ fn damaged_count_of_users_gives_no_room_twice() {
     let root = Node::detached(1, FileKind::Directory);
     let file = Node::detached(3, FileKind::Regular);
     let opened = Store::open(&path, &options).unwrap();
-    // Reading the attribute loads its block, which enters the index. Then other inodes can share
-    // it.
+    // Loading the block enters it into the index, so that other inodes can share it.
     opened.getxattr(file, b"user.a").unwrap();
     let others = [b"n0", b"n1", b"n2"].map(|name| {
         let made = opened.make(root, Name::new(name).unwrap(), &Make::new(0o644, 0, 0));
@@ -194,8 +187,6 @@ fn damaged_count_of_users_gives_no_room_twice() {
     database.write(&[(key, Some(users.into()))]).unwrap();
     drop(database);
     let opened = Store::open(&path, &options).unwrap();
-    // Set the attribute value that each inode already has, so that each inode loads its attribute
-    // block.
     for node in [file, others[0], others[1], others[2]] {
         opened.setxattr(node, b"user.a", b"1", XattrMode::Set).unwrap();
     }

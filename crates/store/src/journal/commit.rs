@@ -41,38 +41,30 @@ use crate::device::full_or_io;
 use crate::layer::{Layer, Record};
 use crate::record::{Key, SuperRecord};
 
-/// Estimated maximum number of bytes of records in one log entry.
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
-/// Maximum number of attempts of one commit to write to the database. The first may fail because a
-/// read has failed before, the second because the host is full. The third can use the space of the
-/// reserve.
+/// The first attempt may fail because a read has failed before, and the second because the host is
+/// full. The third can use the space of the reserve.
 const ATTEMPTS_MAX: u32 = 3;
 
-/// The place that a commit must reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Goal {
     Durable,
     InDatabase,
 }
 
-/// A frozen transaction: it takes no more changes.
 struct Frozen {
     tid: u64,
     layer: Arc<Layer>,
-    /// Transactions that are in the log but not in the database.
     logged: Option<Arc<Layer>>,
-    /// The ranges of the data device that the transaction has written. None if they are too long or
-    /// too many for the log.
+    /// The ranges of the data device that were written. None if they are too long or too many for
+    /// the log.
     written: Option<Vec<(u64, u32)>>,
-    /// True if a read of the database has failed, so that this commit must reopen the database.
+    /// If true, this commit must reopen the database.
     has_failed_read: bool,
 }
 
 impl Journal {
-    /// Makes the data durable that transactions up to `tid` have written to files.
-    ///
-    /// # Errors
-    /// `EIO` if this or an earlier commit failed. After such a failure the data may be lost.
+    /// Fails with `EIO` after a failed commit: the data may then be lost.
     pub(crate) fn sync_data(&self, tid: u64) -> Result<(), Errno> {
         let state = self.state.lock();
         let (is_committed, has_logged_data) = (state.committed >= tid, state.has_logged_data);
@@ -80,11 +72,11 @@ impl Journal {
         if is_committed {
             return self.check();
         }
-        // Guarantee J.6: do not sync file data while the log holds older data of the files. A
-        // replay would write the older data over it.
+        // Guarantee J.6: while the log holds older data of the files, a replay would write it over
+        // newly synced data. So only a commit may sync.
         //
-        // A commit sets `has_logged_data` before it reads file data for the log. So if it is still
-        // false, data of later log entries is at least as new as the synced data.
+        // A commit sets `has_logged_data` before it reads file data for the log. If it is still
+        // false, later log entries are at least as new as the synced data.
         if self.dirty.is_large() && !has_logged_data {
             return self.sync_data_once().map_err(|_| Errno::IO);
         }
@@ -93,14 +85,13 @@ impl Journal {
 
     fn sync_data_once(&self) -> io::Result<()> {
         let _turn = self.data_sync.lock();
-        // The host reports a failed write only once, so a second sync could wrongly succeed. After
-        // a failed sync, every call fails here.
+        // The host reports a failed write only once, so a second sync could wrongly succeed.
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. Each write that this sync has to cover has set `is_data_dirty` before
-        // this call. The file's data lock, the transaction barrier or the caller's own order makes
-        // that store visible.
+        // ORDERING: Relaxed. `write_data` sets the flag before the call of each sync that has to
+        // cover its write. The file's data lock, the transaction barrier or the caller's own order
+        // makes the store visible.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -108,10 +99,6 @@ impl Journal {
         self.devices.data.sync().inspect_err(|_| self.fail())
     }
 
-    /// Makes all earlier changes durable.
-    ///
-    /// # Errors
-    /// `EIO` if this or an earlier commit failed.
     pub(crate) fn commit_running(&self) -> Result<(), Errno> {
         self.reopen_if_failed();
         let view = self.view();
@@ -121,10 +108,6 @@ impl Journal {
         self.commit_up_to(tid)
     }
 
-    /// Writes all earlier changes to the database, which leaves the log empty.
-    ///
-    /// # Errors
-    /// `EIO` if this or an earlier commit failed.
     pub(crate) fn checkpoint(&self) -> Result<(), Errno> {
         self.reopen_if_failed();
         let view = self.view();
@@ -134,10 +117,6 @@ impl Journal {
         self.commit_with(&mut self.state.lock(), tid, Goal::InDatabase)
     }
 
-    /// Makes the transactions up to `tid` durable.
-    ///
-    /// # Errors
-    /// `EIO` if this or an earlier commit failed.
     pub(crate) fn commit_up_to(&self, tid: u64) -> Result<(), Errno> {
         let mut state = self.state.lock();
         if state.committed >= tid {
@@ -182,7 +161,7 @@ impl Journal {
         }
     }
 
-    /// Reopens the database after a failed read. If that fails, a later call tries again.
+    /// If that fails, a later call tries again.
     fn reopen_if_failed(&self) {
         if !self.view().base.has_failed_read() {
             return;
@@ -196,11 +175,11 @@ impl Journal {
             let done = Some(Done::Nothing);
             let _turn = Turn { journal: self, done, since: Instant::now() };
             let mut opened = self.opened.lock();
-            // Check again, because another thread may have reopened the database meanwhile. If its
-            // device has lost writes, do not reopen it.
+            // Another thread may have reopened the database. If its device has lost writes, it must
+            // stay closed.
             if self.view().base.has_failed_read() && !opened.is_lost() {
-                // Reopening the database loses no records: all transactions that it does not
-                // contain yet are still in memory. Ignore an error, since a later call tries again.
+                // No record is lost: all transactions that the database lacks are still in memory.
+                // After an error, a later call tries again.
                 let _ = self.open_again(&mut opened);
                 if opened.is_lost() {
                     // The reopened database may be older than the last commit, so it must not be
@@ -211,23 +190,21 @@ impl Journal {
         });
     }
 
-    /// Freezes the running transaction and makes it durable, in the log or in the database. Returns
-    /// the id of the transaction. Returns None on failure.
+    /// Returns None on failure.
     fn commit(&self, goal: Goal) -> Option<(u64, Goal)> {
         let frozen = self.freeze();
-        // An operation that fails halfway aborts the journal. Then the frozen transaction must not
-        // be committed. `freeze` has waited for all operations, so this check misses no abort.
+        // An operation that has failed halfway aborts the journal. `freeze` has waited for all
+        // operations, so no abort is missed here.
         self.check().ok()?;
-        // ORDERING: Relaxed. If the host is full, do not use the log, since the database might
-        // never have space for its transactions. If this load returns an old value, a later commit
+        // ORDERING: Relaxed. On a full host the log is not used, since the database might never get
+        // space for its transactions. If the load misses a store in `write_records`, a later commit
         // can still use the reserve (space for commits).
         let is_full = self.is_full.load(Ordering::Relaxed);
         let is_logged = goal == Goal::Durable && !frozen.has_failed_read && !is_full;
         let done = match is_logged.then(|| self.append(&frozen)) {
             Some(Ok(true)) => {
                 self.keep_logged(&frozen);
-                // This transaction is only in the log. Wake the committer, the thread that commits
-                // periodically, so that it later writes the transaction to the database.
+                // The committer writes the transaction from the log to the database later.
                 self.poke();
                 Ok(Goal::Durable)
             }
@@ -235,8 +212,8 @@ impl Journal {
             _ => self.write_all(&frozen).map(|()| Goal::InDatabase),
         };
         let Ok(reached) = done else {
-            // Keep the records of the failed transaction in memory, as `frozen` of each [`View`],
-            // so that reads still find them.
+            // Keep the records of the failed transaction in `View::frozen`, so that reads still
+            // find them.
             self.fail();
             return None;
         };
@@ -269,20 +246,15 @@ impl Journal {
         self.barrier.iter().map(|shard| shard.write()).collect()
     }
 
-    /// Appends a transaction to the log. Returns false if the caller must write it to the database
-    /// instead, for one of the reasons that the module lists under "Log or database".
-    ///
-    /// # Errors
-    /// The error of a sync of the data device, after which the store is read-only.
     fn append(&self, frozen: &Frozen) -> io::Result<bool> {
         if frozen.layer.bytes() > LOGGED_RECORDS_MAX {
             return Ok(false);
         }
         let ranges = match &frozen.written {
             Some(ranges) => {
-                // Set `has_logged_data` before file data is read for the log. Otherwise `sync_data`
-                // could meanwhile sync newer data, over which a replay would write the older bytes
-                // of the log (guarantee J.6).
+                // Set `has_logged_data` before the file data is read. Otherwise `sync_data` could
+                // sync newer data meanwhile, and a replay would write the older bytes over it
+                // (guarantee J.6).
                 self.state.lock().has_logged_data |= !ranges.is_empty();
                 &ranges[..]
             }
@@ -304,8 +276,8 @@ impl Journal {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Ok(false),
             Err(_) => {
-                // The entry is not confirmed. The log takes no more entries until a commit to the
-                // database has made all its entries void.
+                // The log takes no more entries until a commit to the database has made all its
+                // entries void.
                 count(&self.counts.log_failures, 1);
                 return Ok(false);
             }
@@ -315,36 +287,31 @@ impl Journal {
         Ok(true)
     }
 
-    /// Adds the records of a logged transaction to the logged layer.
     fn keep_logged(&self, frozen: &Frozen) {
         let logged = frozen.all();
         for shard in &self.barrier {
-            // Each shard has its own [`View`], so views are updated one after the other. Old and
-            // new views show the same records: those of this transaction are in the layer `frozen`
-            // of an old view, and in the layer `logged` of a new one.
+            // The views may be updated one after the other, because old and new ones show the same
+            // records: either in `frozen` or in `logged`.
             let mut view = shard.write();
             view.logged = Some(logged.clone());
             view.frozen = None;
         }
     }
 
-    /// Writes the records of this transaction, and those that are only in the log, to the database.
-    /// Then starts a new generation of the log, which makes all its entries void.
     fn write_all(&self, frozen: &Frozen) -> io::Result<()> {
         self.sync_data_once()?;
         let mut log = self.log.lock();
         let superblock = log.next_superblock();
         let mut records = frozen.all().collect_sorted();
-        // Increment the generation even if the log has no valid entry. Otherwise old entries that
-        // are still in the log could look valid.
+        // Increment the generation even if the log is empty: old entries that are still on disk
+        // could otherwise look valid.
         records.insert(0, super_record(superblock));
         let base = Arc::new(self.write_records(&records, superblock.generation)?);
         log.restart();
         drop(log);
         for shard in &self.barrier {
-            // Each shard has its own [`View`], so views are updated one after the other. Old and
-            // new views show the same records: those of an old view are in `frozen` and `logged`,
-            // those of a new one in the snapshot of the database.
+            // The views may be updated one after the other, because old and new ones show the same
+            // records: either in two layers or in the snapshot of the database.
             let mut view = shard.write();
             view.base = base.clone();
             (view.frozen, view.logged) = (None, None);
@@ -352,16 +319,14 @@ impl Journal {
         }
         count(&self.counts.database, 1);
         count(&self.counts.records, records.len() as u64);
-        // ORDERING: Relaxed. If this load does not yet see that the reserve (space for commits) was
-        // given up, `grow` allocates it again later.
+        // ORDERING: Relaxed. If the load misses the store of `true` in `write_records`, `grow`
+        // allocates the reserve later.
         if self.is_full.load(Ordering::Relaxed) {
             self.renew_reserve();
         }
         Ok(())
     }
 
-    /// Writes a superblock that differs from the current one only in `log_bytes`, and makes it
-    /// durable.
     pub(super) fn write_super(&self, superblock: SuperRecord) -> io::Result<()> {
         let snapshot = self.write_records(&[super_record(superblock)], superblock.generation)?;
         let base = Arc::new(snapshot);
@@ -371,12 +336,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes records durable in the database, and returns a snapshot of it. The superblock among
-    /// them has the generation `generation`.
     fn write_records(&self, records: &[(Key, Record)], generation: u64) -> io::Result<Snapshot> {
         let mut opened = self.opened.lock();
         if !opened.is_open() && !opened.is_lost() {
-            // Ignore an error: if the database cannot be reopened, `write` below fails.
+            // If the database cannot be reopened, `write` below fails.
             let _ = self.open_again(&mut opened);
         }
         let mut done = opened.write(records, generation);
@@ -386,9 +349,9 @@ impl Journal {
                 break;
             }
             if full_or_io(error) == Errno::NOSPC {
-                // ORDERING: Relaxed. A thread that does not see this value yet may use up the free
-                // space of the host. It cannot use the space of the reserve, which this commit is
-                // about to use.
+                // ORDERING: Relaxed. A thread whose load in `grow` misses the value may use up the
+                // free space of the host. It cannot use the space of the reserve, which the commit
+                // is about to use.
                 self.is_full.store(true, Ordering::Relaxed);
                 self.devices.reserve.set_len(0)?;
             }
@@ -401,7 +364,6 @@ impl Journal {
         done
     }
 
-    /// Reopens the database at its last commit.
     fn open_again(&self, opened: &mut Opened) -> io::Result<()> {
         // No thread may read the database while it is reopened.
         let mut views = self.close();
@@ -414,8 +376,6 @@ impl Journal {
 }
 
 impl Frozen {
-    /// Returns one layer with the records of this transaction and of all transactions that are only
-    /// in the log.
     fn all(&self) -> Arc<Layer> {
         let Some(logged) = &self.logged else { return self.layer.clone() };
         logged.absorb(&self.layer);
@@ -423,30 +383,24 @@ impl Frozen {
     }
 }
 
-/// Returns the key and value of a superblock record.
 fn super_record(superblock: SuperRecord) -> (Key, Record) {
     (Key::SUPER, Some(superblock.encode().into()))
 }
 
 fn count(counter: &AtomicU64, by: u64) {
-    // ORDERING: Relaxed. A statistic.
+    // ORDERING: Relaxed. A statistic; no data is published through it.
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// The right to commit, which one thread has at a time. The end of this guard, even by a panic,
-/// lets the next thread commit.
+/// The right to commit. Its drop, even by a panic, lets the next thread commit.
 struct Turn<'a> {
     journal: &'a Journal,
-    /// None if the commit has failed.
     done: Option<Done>,
     since: Instant,
 }
 
-/// The outcome of a turn.
 enum Done {
     Nothing,
-    /// All transactions up to this id are durable. The goal says whether all of them are in the
-    /// database, or some only in the log.
     To(u64, Goal),
 }
 
@@ -479,10 +433,8 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Tests a commit while an operation is still running. One thread begins an operation, another
-    /// starts a commit, which must wait. Then the first thread makes one change, calls `end`, and
-    /// ends the operation. Returns the result of the commit, and true if the change exists after a
-    /// remount.
+    /// Starts a commit while an operation still runs, which then calls `end`. Also returns whether
+    /// the operation's change survives a remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;
@@ -493,7 +445,6 @@ mod tests {
             let handle = journal.change().unwrap();
             let tid = handle.tid;
             let committer = scope.spawn(move || journal.commit_up_to(tid));
-            // Wait until the committing thread is about to wait for the transaction barrier.
             while !journal.state.lock().is_committing {
                 thread::yield_now();
             }
@@ -510,8 +461,7 @@ mod tests {
         (done, is_there)
     }
 
-    /// Checks that a transaction is not committed if one of its operations aborts the journal. The
-    /// abort comes while the commit already waits for that operation to end.
+    /// The operation aborts the journal while the commit already waits for the operation.
     #[test]
     fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));

@@ -23,19 +23,15 @@ use crate::device::{Device, Loss};
 use crate::layer::Record;
 use crate::record::{Key, SuperRecord};
 
-/// The database of a mounted store, with the generation of its last commit.
 pub(super) struct Opened {
     device: Arc<dyn Device>,
     cache_bytes: usize,
-    /// None if the database could not be reopened.
     database: Option<Database>,
-    /// The generation in the superblock of the last commit.
     generation: u64,
     loss: Loss,
 }
 
 impl Opened {
-    /// Returns the state for `database` on `device`, whose superblock has `generation`.
     pub(super) fn new(
         database: Database,
         generation: u64,
@@ -46,22 +42,18 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// Returns true if confirmed data may be lost. The database must then be neither read nor
-    /// written (invariants O.1 and O.2).
+    /// If confirmed data may be lost, the database must be neither read nor written (invariants O.1
+    /// and O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }
 
-    /// Returns true if the database is open. It may still refuse calls after an error.
+    /// It may still refuse calls after an error.
     pub(super) fn is_open(&self) -> bool {
         self.database.is_some()
     }
 
-    /// Writes records as one transaction, with a superblock of the generation `generation`. Returns
-    /// a snapshot that contains it.
-    ///
-    /// # Errors
-    /// The error of the device. After an error the database refuses all calls.
+    /// After an error the database refuses all calls.
     pub(super) fn write(
         &mut self,
         records: &[(Key, Record)],
@@ -73,8 +65,7 @@ impl Opened {
         Ok(snapshot)
     }
 
-    /// Reopens the database at its last commit. The caller has dropped all snapshots of the
-    /// database.
+    /// The caller has dropped all snapshots of the database.
     ///
     /// # Errors
     /// The error of the device; `InvalidData` if confirmed commits are missing. After an error the
@@ -84,7 +75,7 @@ impl Opened {
         if self.is_lost() {
             return Err(io::ErrorKind::Other.into());
         }
-        // Read the pages from the disk. Cached pages would hide the loss of the last commit.
+        // Cached pages would hide the loss of the last commit.
         self.device.drop_cached();
         let again = Database::open_with(&self.device, self.cache_bytes, &self.loss)?;
         let snapshot = again.snapshot()?;

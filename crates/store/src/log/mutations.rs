@@ -23,15 +23,12 @@ use super::*;
 use crate::record::{FORMAT_VERSION, Kind};
 use crate::store_dir::OpenError;
 
-/// Number of logs, and number of changed variants of each log.
 const LOGS: u64 = 8;
 const MUTATIONS: usize = 4_000;
 const LOG_BYTES: usize = 96 << 10;
 const SEED: u64 = 0x5EED;
-/// The generation of the database.
 const GENERATION: u64 = 7;
 
-/// A device in memory: its bytes, and the number of the block that cannot be read, if there is one.
 #[derive(Debug, Default)]
 struct Bytes(Mutex<Vec<u8>>, Option<usize>);
 
@@ -74,8 +71,6 @@ fn superblock(generation: u64) -> SuperRecord {
     SuperRecord { version: FORMAT_VERSION, seed: SEED, generation, log_bytes: 0 }
 }
 
-/// An entry as it was written to a log, with its offset, generation and number. The bytes are
-/// without the padding.
 struct Written {
     at: usize,
     generation: u64,
@@ -83,7 +78,6 @@ struct Written {
     bytes: Vec<u8>,
 }
 
-/// Returns a full log of one generation, and its entries.
 fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
     let device = Arc::new(Bytes::default());
     let mut log = Log::new(device.clone(), superblock(generation), LOG_BYTES as u64);
@@ -117,7 +111,6 @@ fn log(generation: u64, rng: &mut Rng) -> (Vec<u8>, Vec<Written>) {
     (bytes, written)
 }
 
-/// Returns the end mark of a generation, as one block.
 fn mark(generation: u64) -> Vec<u8> {
     let device = Arc::new(Bytes::default());
     Log::new(device.clone(), superblock(generation), LOG_BYTES as u64).end();
@@ -126,11 +119,9 @@ fn mark(generation: u64) -> Vec<u8> {
     bytes[..BLOCK_BYTES].to_vec()
 }
 
-/// The material for changes.
 struct Known {
     logs: [Vec<u8>; 3],
     marks: [Vec<u8>; 3],
-    /// All entries of the three logs, followed by the end marks.
     written: Vec<Written>,
 }
 
@@ -152,23 +143,17 @@ impl Known {
         Known { logs, marks, written }
     }
 
-    /// Returns the log of a store that was closed in `GENERATION`: its end marks, and old entries
-    /// of the generation before.
     fn closed(&self) -> Vec<u8> {
         let mut log = self.logs[0].clone();
         log[..MARKED_BYTES].copy_from_slice(&self.marks[1].repeat(MARKED_BYTES / BLOCK_BYTES));
         log
     }
 
-    /// Returns the entries of the generation that the database has.
     fn all(&self) -> Vec<&Written> {
         let is_of = |entry: &&Written| entry.generation == GENERATION && entry.number != END;
         self.written.iter().filter(is_of).collect()
     }
 
-    /// Returns the generation and the number of the entry at offset `at` of the damaged log `log`.
-    /// Returns None if the bytes there are not those of a written entry, or its generation is
-    /// earlier than `GENERATION`.
     fn find(&self, log: &[u8], at: usize) -> Option<(u64, u64)> {
         let rest = log.get(at..)?;
         let is_there =
@@ -176,7 +161,6 @@ impl Known {
         self.written.iter().find(is_there).map(|entry| (entry.generation, entry.number))
     }
 
-    /// Returns the result that the reader must have for this log.
     fn expect(&self, log: &[u8]) -> Said {
         let (mut at, mut number) = (0, 0);
         while self.find(log, at) == Some((GENERATION, number)) {
@@ -202,7 +186,6 @@ impl Known {
     }
 }
 
-/// The result of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
     Entries(u64),
@@ -219,21 +202,16 @@ fn say(log: Vec<u8>) -> Said {
     }
 }
 
-/// The result of mounting a store whose log may have an unreadable block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mounted {
-    /// This many entries are valid.
     Entries(u64),
-    /// The end marks say that the log is empty.
     Ended,
-    /// A mount refuses the store because a block is unreadable.
     NoRead,
     Damaged,
     Behind,
 }
 
-/// Mounts with the log `log` and a database of the generation `generation`. `bad` is the number of
-/// an unreadable block. Returns the result of the mount.
+/// `bad` is the number of an unreadable block.
 fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     let device = Bytes(Mutex::new(log.to_vec()), bad);
     match look(&device, superblock(generation)) {
@@ -246,7 +224,6 @@ fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     }
 }
 
-/// Makes one random change.
 fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     if log.is_empty() {
         return;
@@ -256,8 +233,7 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
     let other = other / BLOCK_BYTES * BLOCK_BYTES;
     let blocks = BLOCK_BYTES * (1 + rng.index(5));
     let len = blocks.min(log.len() - block.max(other));
-    // Change headers more often than a uniform choice would, since most bytes of a log are file
-    // data.
+    // Most bytes of a log are file data, so change headers more often than a uniform choice would.
     let in_header = (block + rng.index(HEADER_BYTES)).min(log.len() - 1);
     match rng.below(12) {
         0 => log[at] ^= 1 << rng.below(8),
@@ -269,7 +245,6 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
         6 => log.resize(log.len() + blocks, 0),
         7 => log.copy_within(other..other + len, block),
         8 => {
-            // Set a word of a header to a very large number.
             let word = block + 8 * rng.index(4);
             if let Some(bytes) = log.get_mut(word..word + 8) {
                 let value = *rng.pick(&[u64::MAX, u64::MAX - 31, 1 << 63, 1 << 20, GENERATION + 1]);
@@ -294,8 +269,6 @@ fn mutate(log: &mut Vec<u8>, known: &Known, rng: &mut Rng) {
 
 #[test]
 fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
-    // Counts the results of the reader: fewer entries, all entries, a damaged log, a log that is
-    // newer than the database.
     let mut seen = [0_u32; 4];
     for seed in 0..LOGS {
         let mut rng = Rng::new(Seed(seed));
@@ -315,7 +288,6 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
             };
             let last = all.iter().rfind(is_whole).map_or(0, |entry| entry.number + 1);
             match said {
-                // A confirmed entry whose bytes are unchanged must not be lost.
                 Said::Entries(entries) => {
                     assert!(entries >= last, "seed {seed}, mutation {number}");
                     seen[usize::from(entries == all.len() as u64)] += 1;
@@ -329,10 +301,8 @@ fn log_that_is_changed_at_random_is_read_as_far_as_it_is_whole_or_refused() {
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// A mount whose log has an unreadable block must have one of three results:
-/// - It succeeds, because the log has an end mark (a header that says that the log is empty).
-/// - It fails because of the unreadable block.
-/// - It fails because the log shows that the database is too old.
+/// An unreadable block may have held a confirmed entry. So a mount may accept it only if an end
+/// mark is left.
 #[test]
 fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_has_nothing() {
     let mut seen = [0_u32; 3];
@@ -348,7 +318,6 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
                 continue;
             }
             let bad = rng.index(log.len().div_ceil(BLOCK_BYTES));
-            // Collect the unchanged entries that do not touch the unreadable block.
             let mut whole = Vec::new();
             for at in (0..log.len()).step_by(BLOCK_BYTES) {
                 let Some((generation, number)) = known.find(&log, at) else { continue };
@@ -363,8 +332,6 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
             let is_behind = whole.iter().any(|&(_, generation, _)| generation > GENERATION);
             let is_begun = whole.iter().any(|&(.., number)| number != END);
             let is_marked = whole.iter().any(|&(at, _, number)| number == END && at < MARKED_BYTES);
-            // If the log ends within the first bytes of the unreadable block, the reader skips that
-            // block, and may not notice the error.
             let is_read = bad * BLOCK_BYTES + HEADER_BYTES <= log.len();
             let expected = match (is_behind, is_marked && !is_begun) {
                 (true, _) => Mounted::Behind,
@@ -380,13 +347,8 @@ fn log_that_cannot_be_read_in_full_is_refused_unless_an_end_mark_says_that_it_ha
     assert!(seen.iter().all(|&count| count > 500), "{seen:?}");
 }
 
-/// Checks that a reader finds no entries in the log of a closed store if its end marks (headers
-/// that say that the log is empty) are damaged. The test changes each byte of the two marks, and
-/// truncates the log to many lengths.
-///
-/// If the block of one end mark (a header that says that the log is empty) is unreadable, the
-/// reader must rely on the other mark. One readable mark must also be enough to refuse a database
-/// of the generation before.
+/// The log of a closed store has no entries, whichever byte of its end marks is damaged. One
+/// readable mark must also be enough to refuse an older database.
 #[test]
 fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -409,9 +371,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
             };
             assert_eq!(mounted(log, bad, GENERATION), now, "{what}, {bad:?}");
             let older = mounted(log, bad, GENERATION - 1);
-            // If no end mark is readable (`before` is None), the reader may miss that the database
-            // is older than the log. But it must not return `Ended`, which claims that an end mark
-            // was found.
+            // Without a readable end mark, the reader may miss that the database is older than the
+            // log.
             let is_said = before.map_or(older != Mounted::Ended, |before| older == before);
             assert!(is_said, "{what}, {bad:?}, with the older database: {older:?}");
         }
@@ -421,7 +382,6 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
         for bit in 0..8 {
             let mut log = closed.clone();
             log[at] ^= 1 << bit;
-            // To save time, flip only one bit of each byte of the padding behind an end mark.
             if at % BLOCK_BYTES < HEADER_BYTES || bit == at % 8 {
                 check(&log, &format!("bit {bit} of byte {at}"));
             }
@@ -431,11 +391,8 @@ fn byte_of_an_end_mark_that_is_changed_loses_nothing() {
     lens.for_each(|len| check(&closed[..len], &format!("{len} bytes")));
 }
 
-/// Checks that the log of a store in use is never taken for the log of a closed store.
-///
-/// Closing a store writes two end marks, which say that the log is empty. After the next mount, the
-/// first log entry overwrites both. The test changes bits of such a log, makes blocks unreadable,
-/// and tears the first entry.
+/// The first log entry after a mount overwrites both end marks. A reader must never take such a log
+/// for that of a closed store.
 #[test]
 fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     let known = Known::new(&mut Rng::new(Seed(1)));
@@ -452,7 +409,6 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
             }
         }
     }
-    // Append a first entry that is shorter than the two marks.
     let device = Arc::new(Bytes(Mutex::new(closed.clone()), None));
     let mut again = Log::new(device.clone(), superblock(GENERATION), LOG_BYTES as u64);
     assert_eq!(again.begin().append().unwrap(), Some(BLOCK_BYTES as u64));
@@ -460,8 +416,7 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     for bad in 0..blocks {
         assert_eq!(mounted(&again, Some(bad), GENERATION), Mounted::NoRead, "block {bad}");
     }
-    // Tear the write of the first entry at each point in turn. A torn entry was never confirmed, so
-    // the reader may ignore it.
+    // A torn first entry was never confirmed, so the reader may ignore it.
     let len = first.bytes.len().max(MARKED_BYTES);
     for torn in (0..len).step_by(512) {
         let mut left = closed.clone();
@@ -478,7 +433,6 @@ fn log_that_is_in_use_again_is_never_taken_for_a_closed_one() {
     }
 }
 
-/// Checks that a reader never panics at an entry with the right hash but random contents.
 #[test]
 fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
     let mut seen = [0_u32; 2];
@@ -490,7 +444,6 @@ fn entries_that_are_whole_and_have_anything_in_them_are_read_or_refused() {
         for _ in 0..MUTATIONS / 4 {
             let mut payload = rng.pick(&all).bytes[HEADER_BYTES..].to_vec();
             for _ in 0..1 + rng.below(3) {
-                // Change bytes near the start of the entry, where most tags and lengths are.
                 let at = rng.index(payload.len().min(40));
                 payload[at] = *rng.pick(&[0, VALUE, REMOVED, DATA, 4, 0x7F, 0xFF]);
             }

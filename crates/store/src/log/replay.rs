@@ -10,8 +10,8 @@
 //! never confirmed. Damage of the last entry looks the same.
 //!
 //! The first invalid entry is the end of the log, unless a valid entry of the same generation
-//! follows. The reader searches all later blocks for one. If it finds one, confirmed entries are
-//! lost, and the log is refused as damaged.
+//! follows. The reader searches all later blocks for such an entry. If there is one, confirmed
+//! entries are lost, and the log is refused as damaged.
 //!
 //! # A database older than its log
 //! Each commit to the database increments the generation. The log gets entries and end marks of a
@@ -52,26 +52,17 @@ use crate::mount::Scan;
 use crate::record::{Fields, KEY_BYTES, Key, Kind, SuperRecord};
 use crate::store_dir::OpenError;
 
-/// The records in a log, with their new values, or with None for removed records.
 pub(crate) type Changes = BTreeMap<Key, Record>;
 
-/// A summary of the valid entries of a log.
 #[derive(Default)]
 pub(crate) struct Contents {
     pub(super) entries: u64,
-    /// True if a block of the log cannot be read, but an end mark says that the log has no valid
-    /// entry.
     pub(super) is_unreadable: bool,
-    /// The records in the log that a mount needs. For an inode it needs only the key.
     pub(crate) changes: Changes,
-    /// The largest offset on the data device, in bytes, to which a replay writes file data.
     pub(crate) data_end: u64,
 }
 
-/// Verifies the log of the store with the superblock `superblock`, and returns a summary of the
-/// log.
-///
-/// # Errors
+/// Fails with:
 /// - [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`].
 /// - [`OpenError::LogRead`], unless an end mark says that the log is empty.
 /// - The error of the device if the length of the log cannot be read.
@@ -98,11 +89,6 @@ pub(crate) fn look(log: &dyn Device, superblock: SuperRecord) -> Result<Contents
     }
 }
 
-/// Writes the entries of the log, which [`look`] has verified, to the data device and the database.
-/// Returns the new superblock.
-///
-/// # Errors
-/// The error of a device.
 pub(crate) fn replay(
     devices: &Devices,
     database: &Database,
@@ -116,14 +102,12 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // Ignore an error of the truncation, since the end mark already says that the log is
-            // empty.
+            // The end mark already says that the log is empty, so an error does no harm.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
     }
-    // Truncate the file `reserve`, so that the replay has space on a full host. The mount later
-    // allocates that space again.
+    // The replay needs the space of the reserve on a full host. The mount allocates it again later.
     devices.reserve.set_len(0)?;
     let generation = superblock.generation + 1;
     let next = SuperRecord { generation, log_bytes: 0, ..superblock };
@@ -136,20 +120,14 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // Sync the file data before the commit to the database, which makes the copy of the data in
-        // the log void.
+        // The commit to the database makes the copy of the data in the log void, so sync the data
+        // before.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
     Ok(next)
 }
 
-/// Calls `visit` with each record and each piece of file data in the valid entries of the log.
-/// Returns the number of valid entries.
-///
-/// # Errors
-/// The errors of [`look`]. An unreadable block is always an error here, even if an end mark says
-/// that the log is empty.
 fn survey(
     log: &dyn Device,
     superblock: SuperRecord,
@@ -172,13 +150,10 @@ fn survey(
     Ok(reader.number)
 }
 
-/// Returns true if the log is known to be empty. Then it has an end mark (a header without records)
-/// with the generation of `superblock`, and no readable entry of that generation.
+/// Returns true if the log has an end mark of `superblock`'s generation, and no readable entry of
+/// that generation.
 ///
 /// Older builds could leave an end mark beside entries.
-///
-/// # Errors
-/// [`OpenError::DatabaseBehind`]; the error of the device if the length of the log cannot be read.
 fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError> {
     let mut reader = Reader::new(log, superblock)?;
     let (mut is_ended, mut is_begun) = (false, false);
@@ -194,13 +169,11 @@ fn is_ended(log: &dyn Device, superblock: SuperRecord) -> Result<bool, OpenError
     Ok(is_ended && !is_begun)
 }
 
-/// Reads the valid entries of a log in order.
 struct Reader<'a> {
     device: &'a dyn Device,
     len: u64,
     secret: Secret,
     generation: u64,
-    /// Offset and number of the next entry.
     at: u64,
     number: u64,
     buffer: Vec<u8>,
@@ -213,11 +186,6 @@ impl<'a> Reader<'a> {
         Ok(Reader { device, len, secret, generation, at: 0, number: 0, buffer: Vec::new() })
     }
 
-    /// Returns the records and the file data of the next entry, or None if there is no further
-    /// valid entry.
-    ///
-    /// # Errors
-    /// The error of the device.
     fn next(&mut self) -> io::Result<Option<&[u8]>> {
         let found = self.read(self.at)?;
         if found != Some((self.generation, self.number)) {
@@ -228,10 +196,7 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Searches the blocks behind the last valid entry for entries that prove a loss of confirmed
-    /// data.
-    ///
-    /// # Errors
+    /// Fails with:
     /// - [`OpenError::LogDamaged`] if an invalid entry is followed by a valid entry of the same
     ///   generation.
     /// - [`OpenError::DatabaseBehind`] if an entry has a later generation than the database.
@@ -239,9 +204,8 @@ impl<'a> Reader<'a> {
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // At most `behind` entries lie between the last valid entry and the block at `at`, and the
-        // first of them would have the number `self.number`. So an entry at `at` has at most the
-        // number `self.number + behind`.
+        // An entry takes at least one block, so an entry at `at` has at most the number
+        // `self.number + behind`.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };
@@ -257,8 +221,6 @@ impl<'a> Reader<'a> {
         damaged.map_or(Ok(()), Err)
     }
 
-    /// Reads the entry at the offset `at`. Returns its generation and number. Returns None if the
-    /// entry is invalid or of an earlier generation.
     fn read(&mut self, at: u64) -> io::Result<Option<(u64, u64)>> {
         let mut header = [0; HEADER_BYTES];
         if at + HEADER_BYTES as u64 > self.len {
@@ -281,7 +243,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// One item of an entry.
 enum Item<'a> {
     Record(Key, Option<&'a [u8]>),
     Data(u64, &'a [u8]),
@@ -306,7 +267,6 @@ fn parse(bytes: &[u8]) -> Option<(Item<'_>, &[u8])> {
     if what == DATA {
         let (offset, len) = (fields.u64().ok()?, fields.u32().ok()?);
         let (bytes, rest) = fields.0.split_at_checked(len as usize)?;
-        // No device is longer.
         offset.checked_add(len.into()).filter(|&end| end <= SIZE_MAX)?;
         return Some((Item::Data(offset, bytes), rest));
     }
@@ -333,8 +293,8 @@ mod tests {
     use crate::mount::read_super;
     use crate::store::{Store, StoreOptions};
 
-    /// Checks that a mount and `fsck` refuse a log with an entry that has the right hash but an
-    /// invalid item, and change nothing.
+    /// An entry with the right hash but an invalid item must make a mount and `fsck` refuse the
+    /// log.
     #[test]
     fn entry_that_is_whole_and_makes_no_sense_is_an_error_of_its_own() {
         let path = std::env::temp_dir().join(format!("store-replay-{}", std::process::id()));
@@ -348,8 +308,6 @@ mod tests {
         let database = Database::open(&device("meta"), 1 << 20).unwrap();
         let superblock = read_super(&database.snapshot().unwrap()).unwrap();
         drop(database);
-        // Each log entry has the right hash but an invalid item: an unknown kind of item, an
-        // unknown kind of record, a truncated value, or file data behind the largest offset.
         let unknown = [9, 9, 9].to_vec();
         let kind = [&[REMOVED], &[77; KEY_BYTES][..]].concat();
         let cut =
@@ -372,7 +330,7 @@ mod tests {
             assert!(OpenError::LogUnreadable { at: 4096 }.to_string().contains(expected));
             assert_eq!(fsck(&path).unwrap().findings, [Finding::LogEntry(4096)]);
         }
-        // Control: the same log without the invalid entry is replayed.
+        // Control: without the invalid entry the log is replayed.
         let mut log = Log::new(device("log"), superblock, 64 << 10);
         for _ in 0..2 {
             assert!(log.begin().append().unwrap().is_some());

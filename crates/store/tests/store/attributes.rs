@@ -6,8 +6,6 @@ use corewalk::{Errno, Fallocate, FileKind, FileSystem, Make, Name, Node, SetAttr
 
 use crate::memory::{Disks, quiet};
 
-/// Calls `check` with a file in a store, and then with a file in tmpfs. `check` must succeed with
-/// both.
 fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     let disks = Disks::new();
     let (store, tmpfs) = (disks.open(&quiet()), Tmpfs::new(TmpfsOptions::default()));
@@ -19,7 +17,6 @@ fn with_both(check: impl Fn(&dyn FileSystem, Node<'_>, &str)) {
     }
 }
 
-/// Checks that the attribute names of an inode, with their NULs, take at most 64 KiB (xattr(7)).
 #[test]
 fn names_are_bounded() {
     with_both(|fs, file, what| {
@@ -35,7 +32,6 @@ fn names_are_bounded() {
     });
 }
 
-/// Checks the limit of 1 MiB for all attribute names and values of an inode.
 #[test]
 fn values_are_bounded_in_all() {
     with_both(|fs, file, what| {
@@ -52,15 +48,14 @@ fn values_are_bounded_in_all() {
         assert_eq!(set(16, 0), Err(Errno::NOSPC), "{what}");
         assert_eq!(set(15, room + 1), Err(Errno::NOSPC), "{what}");
         assert_eq!(fs.getxattr(file, b"user.15").map(|value| value.len()), Ok(room), "{what}");
-        // An attribute set at the limit may still become smaller, and then grow up to the limit
-        // again.
+        // An attribute set at the limit may still become smaller, and grow again.
         assert_eq!(set(3, 100), Ok(()), "{what}");
         assert_eq!(set(15, room + 1), Ok(()), "{what}");
     });
 }
 
-/// Checks that setting the size to its present value frees the blocks that are reserved behind the
-/// end of the file, as in ext4 and tmpfs. Setting a larger size must keep these blocks.
+/// Setting the present size must free the blocks that are reserved behind the end, as in ext4. A
+/// larger size must keep them.
 #[test]
 fn size_set_again_frees_what_is_reserved_behind_it() {
     with_both(|fs, file, what| {

@@ -1,5 +1,5 @@
-//! Tests of a closed store. Its log has end marks, which tell a mount that the log is empty, and
-//! which commit was the last. Some tests check that `fsck` changes no store.
+//! Tests of a closed store. End marks in its log tell a mount that the log is empty, and which
+//! commit was the last.
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ const META: usize = 0;
 const LOG: usize = 3;
 const BLOCK: u64 = 4096;
 
-/// Makes a store, uses its log and closes it. Returns its devices and its tree.
 fn closed() -> (Disks, Tree) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -32,24 +31,20 @@ fn open(disks: &Disks) -> Result<Store, OpenError> {
     Store::open_devices(disks.devices(), &quiet())
 }
 
-/// Checks that an unreadable block in the log of a closed store does not prevent a mount, since
-/// that log is known to be empty.
+/// The log of a closed store is known to be empty, so an unreadable block in it must not prevent a
+/// mount.
 #[test]
 fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     let (disks, expected) = closed();
     let contents = disks.contents();
     for at in (0..contents[LOG].len() as u64).step_by(BLOCK as usize) {
         let disks = Disks::with(contents.clone());
-        // Make the first byte of the block unreadable. In an empty log, a mount reads only the
-        // start of each block.
         disks.shared.lock().bad_byte = Some((LOG, at));
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "byte {at}");
         assert!(disks.contents()[LOG] == contents[LOG], "byte {at}: changed by a check");
         let store = open(&disks).unwrap_or_else(|error| panic!("byte {at}: {error}"));
         assert_eq!(tree(&store), expected, "byte {at}");
         assert!(disks.contents()[LOG].iter().all(|&byte| byte == 0), "byte {at}: not made anew");
-        // The mount has made the log anew, so its blocks are readable again, and the next commit
-        // uses the log.
         add(&store, "more").unwrap();
         assert_eq!(store.stats().logged_commits, 1, "byte {at}");
         let killed = disks.killed();
@@ -57,8 +52,8 @@ fn closed_store_is_mounted_whatever_block_of_its_log_cannot_be_read() {
     }
 }
 
-/// Checks that a mount fails if a block of the log is unreadable, in a store that was mounted again
-/// after it was closed. Any block of its log may have confirmed entries.
+/// After a second mount, any block of the log may have confirmed entries. So an unreadable block
+/// must prevent the next mount.
 #[test]
 fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     let (disks, _) = closed();
@@ -82,13 +77,13 @@ fn store_that_was_mounted_again_is_refused_for_an_unreadable_block() {
     }
 }
 
-/// Checks that a database from before the last close is refused even if the log got no entry since.
+/// The log got no entry since the close, so only its end marks show that the database is too old.
 #[test]
 fn older_database_of_a_closed_store_is_refused() {
     let (disks, before) = closed();
     let older = disks.contents()[META].clone();
-    // A mount and a close without changes do not increment the generation. So a copy of the
-    // database from before them still fits the log.
+    // A mount and a close without changes do not increment the generation, so the older database
+    // still fits the log.
     drop(disks.open(&quiet()));
     let mut same = disks.contents();
     same[META] = older.clone();
@@ -99,8 +94,7 @@ fn older_database_of_a_closed_store_is_refused() {
     drop(store);
     let mut contents = disks.contents();
     contents[META] = older;
-    // Combine the newer log with an older database. A mount must refuse this store, even if the
-    // first block of the log is zeroed or unreadable.
+    // A newer log must be refused even if its first block is zeroed or unreadable.
     for (is_lost, bad_byte) in [(false, None), (true, None), (false, Some((LOG, 0)))] {
         let mut contents = contents.clone();
         contents[LOG][..BLOCK as usize * usize::from(is_lost)].fill(0);
@@ -108,8 +102,7 @@ fn older_database_of_a_closed_store_is_refused() {
         disks.shared.lock().bad_byte = bad_byte;
         match open(&disks).map(drop) {
             Err(OpenError::DatabaseBehind { database, log, .. }) => assert_eq!(log, database + 1),
-            // This log has no end mark, the header that tells a mount that the log is empty. So its
-            // unreadable block may hold a confirmed entry, and the mount may report the read error.
+            // The log was in use, so its unreadable block may hold a confirmed entry.
             Err(OpenError::LogRead { at: 0, .. }) if bad_byte.is_some() => {}
             other => panic!("{is_lost}, {bad_byte:?}: {other:?}"),
         }
@@ -119,8 +112,6 @@ fn older_database_of_a_closed_store_is_refused() {
     }
 }
 
-/// Checks that `fsck` repairs an unclosed database and replays the log only in memory, and changes
-/// no device.
 #[test]
 fn check_of_a_killed_store_changes_no_byte() {
     let disks = Disks::new();
@@ -145,7 +136,6 @@ fn check_of_a_killed_store_changes_no_byte() {
     assert!(killed.contents() != before);
 }
 
-/// Checks that a store that is dropped while its thread panics is closed like any other.
 #[test]
 fn store_dropped_during_a_panic_is_closed() {
     let _watchdog = Watchdog::start("close during a panic", Duration::from_secs(60));

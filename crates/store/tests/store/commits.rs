@@ -21,8 +21,8 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// A device with a sync that a test controls: the test can make the next sync wait for a signal and
-/// then fail. As on a real host, later syncs succeed.
+/// A device whose next sync can be made to wait for a signal and then fail. As on a real host,
+/// later syncs succeed.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Device>,
@@ -65,11 +65,11 @@ impl Device for Slow {
     }
 }
 
-/// The host reports a failed sync of file data only once. Checks that every thread that waits for
-/// that sync gets the error.
+/// The host reports a failed sync only once, so every thread that waits for that sync must get the
+/// error.
 ///
-/// If a sync of the log fails, the transaction must go to the database instead, and no waiting
-/// thread may get an error.
+/// After a failed sync of the log, the transaction goes to the database, and no thread gets an
+/// error.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));
@@ -78,8 +78,6 @@ fn failed_sync_of_data_is_heard_by_those_who_wait() {
     }
 }
 
-/// Makes a sync (of the log or of the data device) wait and then fail while other threads wait for
-/// it, and checks their results.
 fn sync_that_fails(is_log: bool) {
     let disks = Disks::new();
     let mut devices = disks.devices();
@@ -99,8 +97,7 @@ fn sync_that_fails(is_log: bool) {
         let first = scope.spawn(|| store.fsync(file, true));
         slow.changed.wait_while(&mut slow.state.lock(), |state| !state.1);
         let others = [scope.spawn(|| store.sync()), scope.spawn(|| store.fsync(file, true))];
-        // Give the other threads time to start waiting. A thread that starts later gets the same
-        // result.
+        // A thread that starts to wait later gets the same result.
         thread::sleep(Duration::from_millis(20));
         slow.set(|state| state.1 = false);
         let expected = if is_log { Ok(()) } else { Err(Errno::IO) };
@@ -111,15 +108,13 @@ fn sync_that_fails(is_log: bool) {
     });
     if is_log {
         assert_eq!(store.stats().log_failures, 1);
-        // The sync of the log failed, so the transaction must be in the database. The tree must
-        // survive the loss of the log.
+        // The transaction must be in the database, so the tree survives the loss of the log.
         let mut contents = disks.contents();
         contents[3].fill(0);
         assert_eq!(tree(&Disks::with(contents).open(&quiet())), tree(&store));
     }
 }
 
-/// Checks that several writing threads get no error except `ENOSPC` on a full host.
 #[test]
 fn full_host_with_several_writers_is_enospc_only() {
     let _watchdog = Watchdog::start("a full host", Duration::from_secs(120));
@@ -154,8 +149,8 @@ fn full_host_with_several_writers_is_enospc_only() {
     }
 }
 
-/// Checks that writing threads wait during a slow commit, so that the records in memory are
-/// bounded.
+/// Threads that write during a slow commit must wait, or the records in memory would grow without
+/// limit.
 #[test]
 fn writers_wait_while_a_commit_is_slow() {
     const BYTES: u64 = 256 << 10;
@@ -182,15 +177,12 @@ fn writers_wait_while_a_commit_is_slow() {
         println!("{held} bytes are held");
         assert!((BYTES / 2..BYTES * 3 / 2).contains(&held), "{held}");
         slow.set(|state| state.1 = false);
-        // The sync of the log failed, so the transaction went to the database. `sync` in the first
-        // thread and the creation in the second must succeed.
         assert_eq!(first.join().unwrap(), Ok(()));
         assert_eq!(writer.join().unwrap(), None);
     });
 }
 
-/// Checks that the committer (the thread that commits periodically) makes changes durable without a
-/// call of sync, and commits each change only once.
+/// The committer must make each change durable without a call of sync, and commit it only once.
 #[test]
 fn commits_come_in_time() {
     let _watchdog = Watchdog::start("a commit in time", Duration::from_secs(60));
@@ -202,8 +194,7 @@ fn commits_come_in_time() {
         let file = make(&store, &format!("f{number}")).unwrap();
         let in_database = |stats: StoreStats| stats.commits - stats.logged_commits;
         if number > 0 {
-            // An fsync put a transaction into the log. It must reach the database too, without a
-            // call of sync.
+            // A transaction that an fsync put into the log must reach the database too.
             store.fsync(file, false).unwrap();
         }
         while in_database(store.stats()) == in_database(before) {

@@ -1,24 +1,20 @@
-//! Tests with a crash after every write. The store must then be in the state of a commit.
+//! Tests with a crash after every write.
 //!
-//! A workload runs on devices that log every write and sync. For each of many crash points, the
-//! devices are rebuilt as a crash could leave them. Each has all writes before its last sync, and
-//! each later write is present, missing or torn, at random.
+//! A workload runs on devices that log every write and sync. For each crash point, the devices are
+//! rebuilt with all writes before their last sync. Each later write is present, missing or torn, at
+//! random.
 //!
-//! Each crash is followed by a check and a mount. The tree must be that of the last fsync that had
-//! returned, or of the fsync in progress.
+//! A check and a mount follow each crash. The tree must be that of the last fsync that had
+//! returned, or of the one in progress.
 //!
-//! Each write fills its range with its own byte value. So a test can tell which write a byte comes
-//! from. After a crash, a byte of a file may have one of these values:
+//! Each write fills its range with its own byte value. After a crash, a byte of a file may have one
+//! of these values:
 //! - the value at the last sync,
 //! - the value of a later write to the same file,
 //! - 0 after a later truncation or punch.
 //!
-//! Small and large writes make commits alternate between log and database. The workload also
-//! truncates, extends, reserves, punches and moves blocks, and remounts the store several times.
-//!
-//! Other tests make one block unreadable during the first mount after a crash. That mount must fail
-//! with `EIO`, or serve everything that can be read. When the block is readable again, all
-//! confirmed changes must be there.
+//! Other tests make one block unreadable during the first mount after a crash. When it is readable
+//! again, all confirmed changes must be there.
 //!
 //! Each `control_` test breaks one rule, and checks that the crash tests notice it:
 //! - One omits the sync of file data before a commit.
@@ -38,42 +34,29 @@ use crate::differential::{Leaf, Tree, tree};
 use crate::log_fails::add;
 use crate::memory::{Disks, Step, quiet};
 
-/// Number of times that the workload syncs the store.
 const EPOCHS: usize = 60;
-/// Number of mounts in the workload.
 const MOUNTS: usize = 3;
-/// Maximum number of operations between two syncs.
 const STEPS: u64 = 12;
-/// Minimum number of crash points that are tried per workload. A workload with more writes and
-/// syncs has more crash points.
 const POINTS: usize = 400;
-/// Distance between successively tried crash points; a prime number.
+/// The distance between crash points that are tried in succession is a prime number, so that all
+/// are tried.
 const STRIDE: usize = 7919;
-/// The indexes of the database, the data device and the log in the list of a store's devices.
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 
-/// The state that a sync has confirmed.
 struct Confirmed {
-    /// Length of the log of device calls when the sync returned.
     at: usize,
     tree: Tree,
-    /// Inode numbers by path.
     numbers: Numbers,
-    /// The changes of files between this sync and the next.
     since: Written,
 }
 
-/// Inode numbers by path.
 pub(crate) type Numbers = BTreeMap<Vec<u8>, u64>;
 
-/// The file (inode number) and the byte value of each write. A range that was zeroed has the byte
-/// value 0.
 #[derive(Default)]
 struct Written(BTreeSet<(u64, u8)>);
 
-/// Generates the byte values of the writes. A value is reused after 254 others.
 struct Tags(u8);
 
 impl Tags {
@@ -83,7 +66,6 @@ impl Tags {
     }
 }
 
-/// Returns the inode numbers of all entries of `tree`, the tree below the directory `dir`.
 pub(crate) fn numbers(store: &Store, dir: Node<'_>, tree: &Tree) -> Numbers {
     let number = |path: &[u8]| {
         let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
@@ -109,7 +91,6 @@ fn name(n: u64) -> Vec<u8> {
     format!("f{n}").into_bytes()
 }
 
-/// Removes the file `child` of the directory `dir`, or makes an empty one if there is none.
 fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     let child = Name::new(child).unwrap();
     if store.make(dir, child, &Make::new(0o644, 0, 0)).is_err() {
@@ -119,7 +100,6 @@ fn change_below(store: &Store, dir: Node<'_>, child: &[u8]) {
     }
 }
 
-/// Makes one random change of a file or directory.
 fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     let root = Node::detached(1, FileKind::Directory);
     let n = rng.below(24);
@@ -139,7 +119,6 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     match rng.below(12) {
         _ if attr.is_dir() => change_below(store, node, &name(100 + rng.below(6))),
         0..3 => {
-            // Most writes are small enough for the log. A few are too large for it.
             let len = if rng.chance(1, 12) { 70_000 } else { 1 + rng.index(12_000) };
             write(rng.below(20_000), len);
         }
@@ -160,15 +139,14 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // In two of three cases forget the removed file, which frees it. Otherwise it becomes
-            // an orphan (an inode without links).
+            // An inode without links is freed when it is forgotten, and otherwise becomes an
+            // orphan.
             if rng.chance(2, 3) {
                 store.forget(attr.ino, attr.generation);
             }
         }
         6 => {
-            // Free all blocks of the file. After the next commit, another file can get these
-            // blocks.
+            // After the next commit, another file can get the freed blocks.
             let empty = SetAttr::default().with_size(0);
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
@@ -184,8 +162,6 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
             if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
                 since.0.insert((attr.ino, 0));
             }
-            // Ignore the result: `fallocate` refuses a collapse or insert behind the end of the
-            // file.
             let done = store.fallocate(node, at, len, how);
             assert!(done.is_ok() || is_moved, "{done:?}");
         }
@@ -196,7 +172,6 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
     }
 }
 
-/// Runs the workload. Returns the log of device calls, and the states that a sync has confirmed.
 fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed>) {
     disks.shared.lock().log = Some(Vec::new());
     let mut options = quiet();
@@ -214,8 +189,6 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
             for _ in 0..1 + rng.below(STEPS) {
                 change(&store, &mut rng, &mut tags, since);
             }
-            // The transaction has changed the root directory, so an fsync of it commits the whole
-            // transaction.
             let root = Node::detached(1, FileKind::Directory);
             store.fsync(root, false).unwrap();
             store.sync().unwrap();
@@ -224,7 +197,6 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
         let stats = store.stats();
         logged += stats.logged_commits;
         by_database += stats.commits - stats.logged_commits;
-        // Closing the store also writes.
         drop(store);
     }
     assert!(
@@ -235,14 +207,11 @@ fn load(disks: &Disks, seed: Seed, is_shared: bool) -> (Vec<Step>, Vec<Confirmed
     (log, confirmed)
 }
 
-/// Returns the devices as a crash may leave them. `log` contains the calls on the devices before
-/// the crash.
 pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     let mut contents: [Vec<u8>; 4] = Default::default();
     for (device, content) in contents.iter_mut().enumerate() {
         let is_sync = |step: &Step| matches!(step, Step::Sync { device: at } if *at == device);
         let durable = log.iter().rposition(is_sync).unwrap_or(0);
-        // Draw for each device what share of its unsynced writes survives.
         let kept = rng.below(5);
         for (at, step) in log.iter().enumerate() {
             let is_last = at + 1 == log.len();
@@ -269,8 +238,6 @@ pub(crate) fn crash(log: &[Step], rng: &mut Rng) -> Disks {
     Disks::with(contents)
 }
 
-/// Returns true if the tree `got` equals `expected`, except for those bytes of a file for which
-/// `may` returns true.
 pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bool) -> bool {
     got.len() == expected.len()
         && got.iter().zip(expected).all(|((path, leaf), (wanted, old))| {
@@ -285,7 +252,6 @@ pub(crate) fn is_like(got: &Tree, expected: &Tree, may: impl Fn(&[u8], u8) -> bo
         })
 }
 
-/// Checks the store after one crash at `point`. Returns an error for a wrong state.
 fn try_point(
     steps: &[Step],
     confirmed: &[Confirmed],
@@ -295,8 +261,6 @@ fn try_point(
     judge(&crash(steps, rng), confirmed, point, None)
 }
 
-/// Checks the store on `disks` after a crash at `point`. If `made` is the name of a file that was
-/// made after the crash, that file must exist too.
 fn judge(
     disks: &Disks,
     confirmed: &[Confirmed],
@@ -330,14 +294,12 @@ fn judge(
     if !is_last && !is_next {
         return Err(format!("neither the tree of sync {last} nor of the next one"));
     }
-    // The mount frees orphans (inodes without links). All records must still be consistent
-    // afterwards.
+    // The mount frees orphans (inodes without links). The records must still be consistent.
     store.sync().map_err(|error| error.to_string())?;
     let stats = store.stats();
     drop(store);
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
-    // The counters must include records that are still in the log. Each attribute set of this
-    // workload takes one block.
+    // The counters must include records that are still in the log.
     let counted = (stats.inodes, stats.blocks, stats.xattr_blocks, stats.xattr_users);
     let blocks = report.blocks + report.xattr_blocks;
     let is_counted = counted == (report.inodes, blocks, report.xattr_blocks, report.xattr_users);
@@ -350,13 +312,10 @@ fn judge(
     }
 }
 
-/// Tries `count` crash points, spread over the workload. Returns the first error.
 fn try_points(log: &[Step], confirmed: &[Confirmed], seed: u64, count: usize) -> Option<String> {
     try_points_of(&|point| log[..point].to_vec(), log.len(), confirmed, seed, count)
 }
 
-/// Simulates crashes, like `try_points`. `len` is the number of device calls of the workload.
-/// `steps` returns the calls that reach the devices before a crash point.
 fn try_points_of(
     steps: &dyn Fn(usize) -> Vec<Step>,
     len: usize,
@@ -366,8 +325,7 @@ fn try_points_of(
 ) -> Option<String> {
     let first = confirmed[0].at;
     for number in 0..count {
-        // Try every crash point once before any is repeated. A prime stride spreads the first
-        // points over the whole workload.
+        // Every crash point is tried once before any is repeated.
         let point = first + number * STRIDE % (len + 1 - first);
         let mut rng = Rng::new(Seed(seed * 1_000_000 + number as u64));
         if let Err(wrong) = try_point(&steps(point), confirmed, point, &mut rng) {
@@ -377,16 +335,14 @@ fn try_points_of(
     None
 }
 
-/// Checks that a crash after any write or sync keeps all confirmed changes, with at least a
-/// thousand crash points in all.
 #[test]
 fn crash_at_any_write_keeps_confirmed_changes() {
     let mut places = 0;
     for (seed, is_shared) in [(1, true), (2, true), (3, false)] {
         let (log, confirmed) = load(&Disks::new(), Seed(seed), is_shared);
         let points = log.len() + 1 - confirmed[0].at;
-        // The prime `STRIDE` must not divide the number of crash points, or some points would be
-        // tried several times and others never.
+        // If `STRIDE` and the number of crash points had a common factor, some points would be
+        // tried twice and others never.
         assert!(!points.is_multiple_of(STRIDE), "seed {seed}: {points} crash points");
         println!("seed {seed}: {points} crash points, {} syncs", confirmed.len());
         assert_eq!(try_points(&log, &confirmed, seed, points.max(POINTS)), None);
@@ -395,17 +351,13 @@ fn crash_at_any_write_keeps_confirmed_changes() {
     assert!(places >= 1_000, "only {places} crash points");
 }
 
-/// The result of the first mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum First {
     Refused,
     Mounted,
-    /// The mount succeeded, but a later read failed.
     Unread,
 }
 
-/// Mounts and uses a store after a crash, while one block of `device` is unreadable. Then makes the
-/// block readable and checks the store with `judge`.
 fn try_unreadable(
     steps: &[Step],
     confirmed: &[Confirmed],
@@ -436,8 +388,8 @@ fn try_unreadable(
         }
         Err(error) if error.errno() != Errno::IO => return Err(error.to_string()),
         Err(_) if device == DATA => return Err("refused, though a mount reads no data".to_owned()),
-        // A mount that is refused because of an unreadable block of the log has not changed the
-        // devices. An unreadable block of the database may stop the mount later, during the replay.
+        // A mount that fails because of an unreadable block of the log must have changed nothing.
+        // An unreadable page of the database may stop it later, during the replay.
         Err(error) if device == LOG && disks.contents() != before => {
             return Err(format!("refused and changed: {error}"));
         }
@@ -447,8 +399,7 @@ fn try_unreadable(
     judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// Returns the number of files that cannot be read. If `is_data` is true, only file data is
-/// unreadable, so all names and attributes must be readable.
+/// If only file data is unreadable, all names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -480,8 +431,6 @@ fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     Ok(unread)
 }
 
-/// Checks that a block of the log, the data or the database that is unreadable after a crash causes
-/// only `EIO`. When it is readable again, nothing may be lost.
 #[test]
 fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     const TRIES: usize = 330;
@@ -515,8 +464,8 @@ fn unreadable_block_after_a_crash_is_eio_and_loses_nothing() {
     }
 }
 
-/// Checks `is_like`, on which the crash tests depend: it must reject a wrong last byte of a file,
-/// even a zero or an older value.
+/// The crash tests depend on `is_like`: it must reject a wrong last byte, even a zero or an older
+/// value.
 #[test]
 fn control_lost_byte_is_not_allowed() {
     let (_, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -536,19 +485,16 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // `told` counts the byte values that `is_like` has rejected and accepted. Of the 256 values of
-    // a byte, it must accept only few.
+    // Of the 256 values of a byte, `is_like` must accept only few.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
-/// Omits the syncs of some devices from the list of device calls, and simulates crashes. Returns
-/// the first error.
 fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Replace the sync by a sync of an unused device. Removing it would change the indexes of
-        // later calls, which `confirmed` contains.
+        // Removing the sync would change the indexes of later calls, which `confirmed` contains. So
+        // sync an unused device instead.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }
@@ -556,24 +502,22 @@ fn without_syncs(devices: &[usize]) -> String {
     try_points(&log, &confirmed, 1, 300).expect("an error")
 }
 
-/// Checks that the crash tests notice if file data is not synced before a commit. Files then refer
-/// to blocks that were never written.
+/// Without the syncs of file data, a crash leaves files that refer to blocks which were never
+/// written.
 #[test]
 fn control_data_that_is_not_synced_is_caught() {
     println!("{}", without_syncs(&[DATA]));
 }
 
-/// Checks that the crash tests notice if the database or the log is not synced. A crash then loses
-/// confirmed changes.
+/// Without the syncs of the database or of the log, a crash loses confirmed changes.
 #[test]
 fn control_database_and_log_that_are_not_synced_are_caught() {
     println!("{}", without_syncs(&[META]));
     println!("{}", without_syncs(&[LOG]));
 }
 
-/// Checks that the crash tests notice if blocks are reused before the commit that frees them is
-/// durable (against guarantee J.4 of `journal`). A crash then shows bytes of another file. To
-/// simulate that, the test moves some writes of file data to a point before the crash.
+/// If blocks are reused before the commit that frees them is durable (against guarantee J.4 of
+/// `journal`), a crash shows bytes of another file.
 #[test]
 fn control_blocks_that_are_given_out_early_are_caught() {
     let (log, confirmed) = load(&Disks::new(), Seed(1), true);
@@ -584,8 +528,7 @@ fn control_blocks_that_are_given_out_early_are_caught() {
         let is_data = |step: &&Step| matches!(step, Step::Write { device: DATA, .. });
         log[..point].iter().chain(later.iter().filter(is_data)).cloned().collect()
     };
-    // Blocks are reused too early here, so a crash may show bytes of another file. Not every run of
-    // 400 crash points shows one, so try several seeds.
+    // Not every run of 400 crash points shows bytes of another file, so try several seeds.
     let wrong = (1..9)
         .find_map(|seed| try_points_of(&overtaken, log.len(), &confirmed, seed, 400))
         .expect("an error");

@@ -1,8 +1,7 @@
 //! Tests of a log that is damaged while the store is not mounted.
 //!
-//! Tests that damage of the log never silently loses a confirmed change. Each block of a log is
-//! damaged in turn. A mount must refuse the log, and `fsck` must report it. Only the last entry may
-//! be lost, since a crash may tear it before an fsync confirms it.
+//! Damage of the log must never silently lose a confirmed change. Only the last entry may be lost,
+//! since a crash may tear it before an fsync confirms it.
 
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{Finding, OpenError, Store, fsck_devices};
@@ -14,20 +13,19 @@ use crate::memory::{Disks, quiet};
 const BLOCK: usize = 4096;
 const LOG: usize = 3;
 
-/// An entry of the log. `at` is its offset in bytes, and `blocks` its length in blocks.
+/// `at` is the offset in bytes.
 struct Entry {
     at: usize,
     blocks: usize,
 }
 
-/// Makes a store and leaves it unclosed, like a killed process. Returns its devices, the entries in
-/// its log, and the tree after each entry.
+/// Leaves a store unclosed, like a killed process. Returns its devices, the entries in its log, and
+/// the tree after each entry.
 fn load() -> ([Vec<u8>; 4], Vec<Entry>, Vec<Tree>) {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     let mut trees = vec![tree(&store)];
     let root = Node::detached(1, FileKind::Directory);
-    // Make files whose entries have one block or several.
     for (number, len) in [0, 8_192, 4_096, 20_480, 0, 12_288].into_iter().enumerate() {
         let name = format!("f{number}");
         let name = Name::new(name.as_bytes()).unwrap();
@@ -62,8 +60,6 @@ fn open(contents: &[Vec<u8>; 4]) -> (Disks, Result<Store, OpenError>) {
     (disks, opened)
 }
 
-/// Checks that a mount refuses the log because of damage at the byte `at`, and that `fsck` reports
-/// it.
 fn assert_is_refused(contents: &[Vec<u8>; 4], at: usize, what: &str) {
     let (disks, opened) = open(contents);
     match opened.map(drop) {
@@ -88,8 +84,6 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     let last = entries.len() - 1;
     for (number, entry) in entries.iter().enumerate() {
         for block in 0..entry.blocks {
-            // Damage 0 is a block of zeros, damage 1 a block of other bytes, and damage 2 one
-            // flipped bit.
             for how in 0..3 {
                 let what = format!("block {block} of entry {number}, damage {how}");
                 let mut damaged = contents.clone();
@@ -97,8 +91,6 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
                 match how {
                     0 => damaged[LOG][start..start + BLOCK].fill(0),
                     1 => damaged[LOG].copy_within(100..BLOCK / 2, start),
-                    // The hash of a log entry covers byte 9 of each of its blocks. Bytes 0 to 7 of
-                    // the first block contain the hash itself.
                     _ => damaged[LOG][start + 9] ^= 4,
                 }
                 assert!(damaged[LOG] != contents[LOG], "{what}");
@@ -113,8 +105,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// The error message advises to cut the log at the damage. Checks that the store can then be
-/// mounted, in the state of the last commit before the damage.
+/// The error message advises to cut the log at the damage. The store must then be in the state of
+/// the last commit before it.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -125,7 +117,6 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
         let (disks, opened) = open(&cut);
         let store = opened.unwrap();
         assert_eq!(tree(&store), trees[number], "{number}");
-        // Check that the store is still usable: make one more change, commit it, and mount again.
         let root = Node::detached(1, FileKind::Directory);
         store.make(root, Name::new(b"more").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
         store.sync().unwrap();
@@ -137,8 +128,7 @@ fn log_that_is_cut_at_the_damage_is_mounted() {
     }
 }
 
-/// Checks the limit of the detection: if no valid entry follows the damage, it looks like the end
-/// of the log, and the store is mounted without the damaged entry.
+/// Control: damage that no valid entry follows looks like the end of the log.
 #[test]
 fn control_damage_before_nothing_is_an_end() {
     let (contents, entries, trees) = load();
@@ -149,8 +139,8 @@ fn control_damage_before_nothing_is_an_end() {
     assert_eq!(tree(&opened.unwrap()), trees[3]);
 }
 
-/// Checks that entries of an earlier generation do not count as damage. They are left behind the
-/// last valid entry, because the newer generation has fewer entries.
+/// Entries of an earlier generation are left behind the last valid entry if the newer generation
+/// has fewer. They are no damage.
 #[test]
 fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     let (contents, ..) = load();
@@ -165,8 +155,8 @@ fn entries_of_an_earlier_generation_behind_the_end_are_no_damage() {
     assert_eq!(tree(&again.unwrap()), now);
 }
 
-/// Checks that a mount is refused if a block of the log is unreadable, and that the error names the
-/// block. Even a block behind the last entry may have held a confirmed entry.
+/// Even an unreadable block behind the last entry may have held a confirmed entry, so the mount
+/// must be refused.
 #[test]
 fn block_of_the_log_that_cannot_be_read_is_refused() {
     let (contents, entries, trees) = load();
@@ -180,8 +170,6 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         let expected = entry.map_or(at, |entry| entry.at) as u64;
         is_behind += usize::from(entry.is_none());
         let disks = Disks::with(contents.clone());
-        // Of each log entry, a mount reads every byte. Behind the last entry, it reads only the
-        // start of each block. So make the first byte of such a block unreadable.
         let byte = at as u64 + if entry.is_some() { 20 } else { 0 };
         disks.shared.lock().bad_byte = Some((LOG, byte));
         match Store::open_devices(disks.devices(), &quiet()).map(drop) {
@@ -194,16 +182,14 @@ fn block_of_the_log_that_cannot_be_read_is_refused() {
         }
         let report = fsck_devices(&disks.devices()).unwrap();
         assert_eq!(report.findings, [Finding::LogRead(expected)]);
-        // The refused mount must have changed nothing. Once the block is readable again, all files
-        // must be there.
+        // Once the block is readable again, all files must be there: the refused mount has changed
+        // nothing.
         disks.shared.lock().bad_byte = None;
         assert_eq!(tree(&disks.open(&quiet())), trees[entries.len()]);
     }
     assert!(is_behind > 5);
 }
 
-/// Checks that a mount with a randomly changed log is refused or loses no entry whose bytes are
-/// unchanged.
 #[test]
 fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     const MOUNTS: u64 = 200;
@@ -235,8 +221,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The hash of an entry does not cover its padding. So an entry with changed padding
-                // may count too, and the tree may be later than that of the last unchanged entry.
+                // The hash of an entry does not cover its padding, so an entry with changed padding
+                // may count too.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;
@@ -252,8 +238,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
     assert!(mounted > 20 && refused > 20);
 }
 
-/// Checks that a missing or shortened log of a killed store is refused, because it may have had
-/// confirmed entries.
+/// The log of a killed store may have had confirmed entries, so a missing or short one must be
+/// refused.
 #[test]
 fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
     let (contents, entries, trees) = load();
@@ -265,8 +251,6 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let (disks, opened) = open(&cut);
         let error = match opened.map(drop) {
             Err(error @ OpenError::LogShort { .. }) => error,
-            // An fsync has confirmed all entries, so the loss of the last one must be reported as
-            // `LogShort`.
             other => panic!("{end}: {other:?}"),
         };
         assert_eq!(error.errno(), corewalk::Errno::UCLEAN);
@@ -275,24 +259,22 @@ fn log_of_a_killed_store_that_is_shortened_or_missing_is_refused() {
         let found = fsck_devices(&disks.devices()).unwrap().findings;
         assert_eq!(found, [Finding::LogShort(end as u64, len as u64)]);
         assert!(disks.contents() == cut, "{end}: changed");
-        // The error message advises to extend the truncated log to its old length with truncate(1).
-        // The mount must then succeed, and only the removed entries may be missing.
+        // The error message advises to extend the log with truncate(1). Then only the removed
+        // entries may be missing.
         assert!(error.to_string().contains(&format!("truncate --size={len} log")), "{error}");
         cut[LOG].resize(len, 0);
         let (_, opened) = open(&cut);
         let kept = entries.iter().filter(|entry| entry.at + entry.blocks * BLOCK <= end).count();
         assert_eq!(tree(&opened.unwrap()), trees[kept], "{end}");
     }
-    // Counter-check: a log that is longer than the superblock says has lost nothing, so the mount
-    // must accept it.
+    // Control: a log that is longer than the superblock says has lost nothing.
     let mut longer = contents;
     longer[LOG].resize(len + BLOCK, 0);
     let (_, opened) = open(&longer);
     assert_eq!(tree(&opened.unwrap()), trees[entries.len()]);
 }
 
-/// Checks that the log of a closed store is not needed, even if the store was mounted read-only
-/// since.
+/// The log of a closed store is not needed, even if the store was mounted read-only since.
 #[test]
 fn log_of_a_closed_store_may_be_shortened_or_missing() {
     let (contents, _, trees) = load();

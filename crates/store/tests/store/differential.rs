@@ -1,8 +1,7 @@
 //! Compares the store with tmpfs: random operations must have equal results, including the errno.
 //!
-//! The store and tmpfs get the same calls. Inode numbers differ, so a test keeps both numbers of
-//! each inode. After a run, and again after a remount, it compares whole trees: names, attributes,
-//! data and extended attributes.
+//! Inode numbers differ, so a test keeps both numbers of each inode. After a run, and again after a
+//! remount, it compares whole trees: names, attributes, data and extended attributes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -18,7 +17,6 @@ use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
 use crate::memory::{Disks, quiet};
 
-/// An inode in both file systems, by its number in each.
 #[derive(Clone, Copy, Debug)]
 struct Both {
     store: u64,
@@ -36,41 +34,34 @@ impl Both {
     }
 }
 
-/// Returns those attributes that must be equal in both file systems.
 fn shown(attr: &Attr) -> (u32, u32, u32, u32, u64, u64, u64, bool) {
     let Attr { mode, nlink, uid, gid, rdev, size, blocks, has_acl, .. } = *attr;
     (mode, nlink, uid, gid, rdev, size, blocks, has_acl)
 }
 
-/// All files and directories below a directory, by path.
 pub(crate) type Tree = BTreeMap<Vec<u8>, Leaf>;
 
-/// One entry of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
     shown: (u32, u32, u32, u32, u64, u64, u64, bool),
     pub(crate) bytes: Vec<u8>,
-    /// The start and the end, in bytes, of each range of the file that contains data.
     data: Vec<(u64, u64)>,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     acls: [Option<Acl>; 2],
 }
 
 impl Leaf {
-    /// Returns the leaf with other bytes as its data.
     pub(crate) fn with_bytes(&self, bytes: &[u8]) -> Leaf {
         Leaf { bytes: bytes.to_vec(), ..self.clone() }
     }
 }
 
-/// Returns the tree of a file system.
 pub(crate) fn tree(fs: &dyn FileSystem) -> Tree {
     let mut tree = Tree::new();
     collect(fs, fs.root().unwrap(), Vec::new(), &mut tree);
     tree
 }
 
-/// Returns the tree below a directory.
 pub(crate) fn tree_of(fs: &dyn FileSystem, dir: Node<'_>) -> Tree {
     let mut tree = Tree::new();
     collect(fs, fs.getattr(dir).unwrap(), Vec::new(), &mut tree);
@@ -104,7 +95,6 @@ fn collect(fs: &dyn FileSystem, attr: Attr, path: Vec<u8>, tree: &mut Tree) {
     }
 }
 
-/// Returns the ranges of a file that have data.
 fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     let (mut all, mut at) = (Vec::new(), 0);
     while let Ok(from) = fs.seek(node, at, Seek::Data) {
@@ -114,7 +104,6 @@ fn data_of(fs: &dyn FileSystem, node: Node<'_>) -> Vec<(u64, u64)> {
     all
 }
 
-/// Returns the entries of a directory, read with `readdir` calls of up to `step` entries each.
 fn listing(fs: &dyn FileSystem, node: Node<'_>, step: usize) -> Vec<(Vec<u8>, FileKind)> {
     let (mut all, mut cookie) = (Vec::new(), 0);
     loop {
@@ -143,11 +132,8 @@ struct Run<'a> {
     store: &'a dyn FileSystem,
     tmpfs: &'a Tmpfs,
     rng: Rng,
-    /// Existing directories.
     dirs: Vec<Both>,
-    /// All inodes except directories. Some of them may have been freed.
     files: Vec<Both>,
-    /// The number of results, by name of the call and errno.
     seen: HashMap<String, u32>,
 }
 
@@ -231,7 +217,6 @@ impl Run<'_> {
         }
     }
 
-    /// Looks a name up in both file systems. Returns the inode.
     fn lookup(&mut self, dir: Both, name: Name<'_>) -> Option<Both> {
         let store = self.store.lookup(dir.in_store(), name);
         let tmpfs = self.tmpfs.lookup(dir.in_tmpfs(), name);
@@ -249,7 +234,6 @@ impl Run<'_> {
         }
     }
 
-    /// Forgets an inode, which frees it if it has no links.
     fn forget(&mut self, found: Both) {
         self.store.forget(found.store, 0);
         self.tmpfs.forget(found.tmpfs, 0);
@@ -264,8 +248,7 @@ impl Run<'_> {
         let (from, to) = (self.dir(), self.dir());
         let (old, new) = (self.name(), self.name());
         let (old, new) = (Name::new(&old).unwrap(), Name::new(&new).unwrap());
-        // Skip a rename that could move a directory into its own subtree. A `FileSystem` need not
-        // check that, because its caller does.
+        // A `FileSystem` need not refuse to move a directory into itself, because its caller does.
         let Some(moved) = self.lookup(from, old) else { return };
         let target = self.lookup(to, new);
         let has_directory = [Some(moved), target].into_iter().flatten();
@@ -317,7 +300,6 @@ impl Run<'_> {
                 self.same("write", got, tmpfs.write(t, offset, &bytes));
             }
             4 => {
-                // Truncate the file, sometimes to its present size.
                 let now = tmpfs.getattr(t).map_or(offset, |attr| attr.size);
                 let size = if self.rng.chance(1, 3) { now } else { offset };
                 let set = SetAttr::default().with_size(size);
@@ -394,12 +376,10 @@ impl Run<'_> {
     }
 }
 
-/// Runs random operations on a store and a tmpfs. Remounts the store after each round, and compares
-/// the two trees before and after that.
 fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
     let report = ReportSeed::new(seed);
-    // Set no limit on space: tmpfs counts attributes in bytes and the store in blocks, so they
-    // would reach it at different calls.
+    // tmpfs counts attributes in bytes and the store in blocks, so a limit on space would give
+    // different results.
     let tmpfs = Tmpfs::new(TmpfsOptions::default().with_root_mode(0o755));
     let options = quiet();
     let disks = Disks::new();
@@ -418,8 +398,7 @@ fn run(seed: Seed, rounds: usize, steps: usize) -> HashMap<String, u32> {
             }
         }
         rng.next_u64();
-        // A remount of the store frees its inodes without links. Forget them in both file systems,
-        // to keep the two equal.
+        // A remount of the store frees its inodes without links, so forget them in tmpfs too.
         let all: Vec<Both> = run.dirs.iter().chain(&run.files).copied().collect();
         all.into_iter().filter(|both| both.store != 1).for_each(|both| run.forget(both));
         Run { seen, .. } = run;
@@ -439,8 +418,8 @@ fn random_operations_have_the_results_of_tmpfs() {
     }
 }
 
-/// Checks that random changes of file content have the same results in the store as in tmpfs, if
-/// each has only 24 blocks. Some writes are then cut short, and calls fail with `ENOSPC`.
+/// With only 24 blocks, some writes are cut short, and calls fail with `ENOSPC`. The results must
+/// still be equal.
 #[test]
 fn random_contents_on_a_full_store_have_the_results_of_tmpfs() {
     for seed in 0..8 {

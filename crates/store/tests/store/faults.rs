@@ -22,8 +22,7 @@ fn make(store: &Store, name: &str) -> Result<Node<'static>, Errno> {
     Ok(Node::detached(attr.ino, FileKind::Regular))
 }
 
-/// Makes and writes files until the host is full, with some syncs. Returns the errnos of the failed
-/// calls.
+/// Makes and writes files until the host is full. Returns the errnos of the failed calls.
 fn fill(store: &Store, rng: &mut Rng) -> Vec<Errno> {
     let (mut errnos, mut number) = (Vec::new(), 0);
     for step in 0..4_000 {
@@ -61,7 +60,7 @@ fn full_host_is_enospc_and_loses_nothing() {
         store.forget(first.ino(), 0);
         assert_eq!(store.fsync(root(), false), Ok(()), "{room}");
         let before = tree(&store);
-        // The process is killed. The host is still full when the store is mounted again.
+        // The host is still full when the killed store is mounted again.
         let killed = disks.killed();
         assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, [], "{room}");
         assert_eq!(tree(&killed.open(&quiet())), before, "{room}");
@@ -69,7 +68,6 @@ fn full_host_is_enospc_and_loses_nothing() {
         assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, [], "{room}");
         let store = disks.open(&quiet());
         assert_eq!(tree(&store), before, "{room}");
-        // Give the host free space. From now on, every call must succeed.
         disks.shared.lock().room = None;
         let file = make(&store, "again").unwrap();
         assert_eq!(store.write(file, 0, b"x"), Ok(1));
@@ -77,7 +75,7 @@ fn full_host_is_enospc_and_loses_nothing() {
     }
 }
 
-/// Checks that `fsck` of a killed store keeps the reserve (space for commits on a full host).
+/// `fsck` must keep the reserve (space for commits on a full host).
 #[test]
 fn fsck_after_a_kill_keeps_the_reserve() {
     let disks = Disks::new();
@@ -87,13 +85,11 @@ fn fsck_after_a_kill_keeps_the_reserve() {
     assert!(store.stats().logged_commits > 0 && store.stats().has_reserve);
     let killed = disks.killed();
     assert_eq!(fsck_devices(&killed.devices()).unwrap().findings, []);
-    // Let other files take all free space of the host.
     killed.shared.lock().room = Some(killed.used());
     assert!(killed.open(&quiet()).stats().has_reserve);
 }
 
-/// Counter-check: without the reserve (space for commits), a commit on a full host must fail and
-/// make the store read-only.
+/// Control: without the reserve, a commit on a full host fails and makes the store read-only.
 #[test]
 fn control_full_host_without_reserve_is_read_only() {
     let disks = Disks::new();
@@ -102,7 +98,6 @@ fn control_full_host_without_reserve_is_read_only() {
         let file = make(&store, &format!("{number:0200}")).unwrap();
         store.setxattr(file, b"user.a", &[number as u8; 900], XattrMode::Set).unwrap();
     }
-    // Leave the host so little space that the commit fails even if it uses the reserve.
     disks.shared.lock().room = Some(1);
     assert_eq!(store.sync(), Err(Errno::IO));
     assert_eq!(make(&store, "more").err(), Some(Errno::ROFS));
@@ -142,8 +137,7 @@ fn failing_reads_are_eio_while_they_last() {
     }
     let before = tree(&store);
     drop(store);
-    // Open the database without a page cache, which would return records although reads of the
-    // device fail.
+    // A page cache would return records although reads of the device fail.
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
@@ -161,7 +155,6 @@ fn failing_reads_are_eio_while_they_last() {
         assert!(results[1].is_err(), "the data cannot be read");
         assert!(results.iter().flat_map(|result| result.err()).all(|errno| errno == Errno::IO));
         failed += results.iter().filter(|result| result.is_err()).count();
-        // Undo a successful removal or creation, so that the tree is the same as before.
         if results[4].is_ok() {
             store.link(file, root(), name).unwrap();
         }
@@ -206,8 +199,8 @@ fn failing_writes_are_eio_then_read_only() {
     assert_eq!(tree(&disks.open(&quiet())), before);
 }
 
-/// Checks that a file is freed later if failing reads prevent that now. Until then the store must
-/// stay writable, because a failed read only gives `EIO` (guarantee S.3).
+/// If failing reads prevent that a file is freed, it is freed later. Until then the store must stay
+/// writable (guarantee S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
@@ -225,7 +218,6 @@ fn forgets_while_reads_fail_are_done_later() {
     let store = disks.open(&quiet().with_cache_bytes(0));
     for (name, &file) in names.iter().zip(&files) {
         store.remove(root(), Name::new(name.as_bytes()).unwrap(), file).unwrap();
-        // With its extents loaded, `forget` has to read only the attribute block of the file.
         assert_eq!(store.read(file, 0, &mut [0; 10]), Ok(10));
     }
     disks.shared.lock().is_read_failing = true;
@@ -242,7 +234,6 @@ fn forgets_while_reads_fail_are_done_later() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().inodes, 1);
 }
 
-/// An fsync without anything to commit must not sync the host.
 #[test]
 fn fsync_of_what_is_durable_costs_nothing() {
     let disks = Disks::new();
@@ -257,20 +248,19 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, false).unwrap();
     store.sync().unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (1, 1));
-    // Overwrite data in place and make it durable through the log. A second fsync must not sync the
-    // data again.
+    // A second fsync must not sync the data again.
     store.write(file, 100, b"abc").unwrap();
     store.fsync(file, true).unwrap();
     store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // The next write is too large for the log, which has older bytes of the same blocks. So the
-    // commit must go to the database and make the log void (guarantee J.6).
+    // The write is too large for the log, which has older bytes of the same blocks. So the commit
+    // must make the log void (guarantee J.6).
     store.write(file, 0, &[6; 200_000]).unwrap();
     store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
-    // The last fsync has made the log void, so a replay can no longer overwrite the blocks of this
-    // file. The next fsync may sync the file data without a commit.
+    // The log is void, so no replay can overwrite these blocks. The file data may be synced without
+    // a commit.
     store.write(file, 0, &[7; 200_000]).unwrap();
     store.fsync(file, true).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (5, 3));
@@ -280,8 +270,6 @@ fn fsync_of_what_is_durable_costs_nothing() {
     assert_eq!(store.stats().syncs, syncs() - start);
 }
 
-/// Checks that a rename during which a read fails returns `EIO` and changes nothing. When reads
-/// succeed again, the rename must succeed.
 #[test]
 fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     for (is_across, mode, has_target) in [
@@ -300,8 +288,6 @@ fn rename_whose_read_fails_changes_nothing_and_succeeds_later() {
     }
 }
 
-/// Renames a file on a host on which only the next `reads` reads succeed. Returns true if the
-/// rename succeeded with these reads.
 fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -> bool {
     let options = quiet().with_cache_bytes(0);
     let names = ["a", "b", "c", "d"].map(|name| Name::new(name.as_bytes()).unwrap());
@@ -314,7 +300,6 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
         let made = store.make(root(), name, &Make::new(0o040_755, 0, 0)).unwrap();
         Node::detached(made.ino, FileKind::Directory)
     });
-    // Make enough names that the database needs several pages for them.
     for number in 0..80 {
         let name = format!("{number:0200}");
         file(dirs[number % 2], Name::new(name.as_bytes()).unwrap());
@@ -337,7 +322,6 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
         return true;
     }
     assert_eq!(renamed, Err(Errno::IO), "{reads}");
-    // The sync reopens the database.
     store.sync().unwrap();
     assert_eq!(tree(&store), before, "{reads}");
     store.rename(from, to, mode).unwrap();
@@ -346,8 +330,7 @@ fn try_rename(is_across: bool, mode: RenameMode, has_target: bool, reads: u64) -
     false
 }
 
-/// Guarantee J.6: checks that a replay does not write older data from the log over newer data on
-/// the data device.
+/// Guarantee J.6: a replay must not write older data from the log over newer data.
 #[test]
 fn older_bytes_of_the_log_do_not_come_back() {
     for len in [10_000, 100_000] {
@@ -357,14 +340,11 @@ fn older_bytes_of_the_log_do_not_come_back() {
         store.write(file, 0, &[1; 200_000]).unwrap();
         store.sync().unwrap();
         for byte in 2..9 {
-            // Put file data into the log and overwrite a part of it. With a `len` of 100,000, the
-            // second write is too large for the log.
             store.write(file, 0, &[byte; 9_000]).unwrap();
             store.fsync(file, true).unwrap();
             store.write(file, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, true).unwrap();
-            // End the store as a kill of its process would do. The host keeps the data that was not
-            // synced.
+            // After a kill of the process, the host keeps the data that was not synced.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -392,8 +372,7 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// Checks a `setattr` call that changes both size and mode of a file. The new mode needs a new ACL,
-/// for which the store has no space. The call must change neither size nor mode.
+/// The new mode needs a new ACL, for which there is no space. Then the size must not change either.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = quiet().with_size_bytes(3 * 4096);
@@ -414,8 +393,6 @@ fn size_and_mode_change_both_or_neither() {
         store.set_acl(node, AclKind::Access, Some(&acl), Some(acl.mode())).unwrap();
     }
     assert_eq!(store.write(file, 0, &[1; 9000]), Ok(8192), "no room is left");
-    // A change of the mode of this file also changes its ACL, which needs an attribute block of its
-    // own. The store has no space for that block, so `setattr` must fail.
     let set = SetAttr::default().with_size(10).with_mode(0o600);
     let before = store.getattr(file).unwrap();
     assert_eq!(store.setattr(file, &set), Err(Errno::NOSPC));
@@ -426,8 +403,7 @@ fn size_and_mode_change_both_or_neither() {
     assert_eq!((after.size, after.mode & 0o777), (10, 0o600));
 }
 
-/// Checks a `setattr` call that changes both size and mode of a file. If the size cannot be
-/// changed, the mode must not change either.
+/// If the size cannot be changed, the mode must not change either.
 #[test]
 fn size_that_cannot_change_leaves_the_mode() {
     let disks = Disks::new();
@@ -435,7 +411,7 @@ fn size_that_cannot_change_leaves_the_mode() {
     let file = make(&store, "a").unwrap();
     store.write(file, 0, &[1; 100]).unwrap();
     let before = store.getattr(file).unwrap();
-    // A longer file needs zeros behind its old end. Their write fails, so `setattr` must fail.
+    // A longer file needs zeros behind its old end, whose write fails.
     let set = SetAttr::default().with_size(3000).with_mode(0o600);
     disks.shared.lock().is_write_failing = true;
     assert_eq!(store.setattr(file, &set), Err(Errno::IO));

@@ -19,8 +19,8 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// Checks that confirmed changes survive a commit whose sync fails. That commit makes the log void
-/// in the host's page cache, but on disk the log is still valid.
+/// The failed commit makes the log void in the host's page cache, but on disk the log is still
+/// valid.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();
@@ -29,7 +29,6 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
         add(&store, name).unwrap();
     }
     let confirmed = tree(&store);
-    // Let a commit to the database write its pages, but fail to sync them.
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![LOG], vec![META]);
     drop(shared);
@@ -38,7 +37,6 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let mut shared = disks.shared.lock();
     (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
     drop(shared);
-    // From now on the host works again and reports no error.
     let store = disks.open(&quiet());
     assert!(tree(&store) == confirmed);
     add(&store, "after").unwrap();
@@ -52,8 +50,8 @@ fn commit_whose_sync_failed_does_not_make_the_log_void() {
     assert!(tree(&left.open(&quiet())) == after);
 }
 
-/// Checks that the next mount does not show bytes whose sync failed. The host treats their pages as
-/// clean, so no later fsync would write them.
+/// The host treats pages whose sync failed as clean, so no later fsync would write them. The next
+/// mount must not show them.
 #[test]
 fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     let disks = Disks::new();
@@ -79,8 +77,7 @@ fn bytes_whose_sync_failed_are_not_taken_for_durable() {
     assert!(read(&disks.without_power()) == [1; 200_000]);
 }
 
-/// Checks a store that reopens its database after a failed read. A sync that fails during that must
-/// not be forgotten, even if a later reopening succeeds.
+/// A sync that fails while the database is reopened must not be forgotten.
 #[test]
 fn sync_that_fails_while_the_database_is_opened_again_is_not_forgotten() {
     let disks = Disks::new();

@@ -22,8 +22,7 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The keyed hash of the store's format. The store does not export it, so the test includes its
-/// source.
+/// The store does not export its hash, so the test includes the source.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -31,27 +30,21 @@ const LOG: usize = 3;
 const BLOCK: usize = 4096;
 const HEADER: usize = 32;
 const EDIT: usize = 16;
-/// The table of the database; `record` describes its contents.
 const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
-/// The position of the hash's seed in the superblock.
 const SEED: std::ops::Range<usize> = 12..20;
-/// Maximum number of entries of a listing that the test examines.
 const ENTRIES_MAX: usize = 1_000;
 
-/// The result of checking and then mounting a changed store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Answer {
-    /// `fsck` finds nothing, and the store can be mounted and read.
+    /// `fsck` finds nothing.
     Whole,
-    /// The check finds something, but the mount succeeds nevertheless.
+    /// `fsck` finds damage.
     Mounted,
-    /// The mount is refused because of a damaged database, a damaged log, or another reason.
     Damaged,
     LogDamaged,
     Refused,
 }
 
-/// One change: the place, the kind and the number.
 struct Edit {
     place: usize,
     at: usize,
@@ -67,7 +60,6 @@ impl Edit {
         Edit { place, at, how, number: u64::from_le_bytes(number) }
     }
 
-    /// Applies this edit to `bytes`. The edit may change their length only if `may_resize` is true.
     fn apply(&self, bytes: &mut Vec<u8>, may_resize: bool) {
         let at = self.at % bytes.len().max(1);
         let width = 1 << (self.how % 4);
@@ -86,7 +78,6 @@ fn edits(input: &[u8]) -> impl Iterator<Item = Edit> {
     input.as_chunks::<EDIT>().0.iter().take(64).map(Edit::parse)
 }
 
-/// Returns the devices of a killed store with directories, regular files and a symbolic link.
 fn load() -> [Vec<u8>; 4] {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -104,7 +95,6 @@ fn load() -> [Vec<u8>; 4] {
     }
     make(dir, "link", 0o120_777);
     store.sync().unwrap();
-    // Make changes that are only in the log.
     for number in 0..5 {
         let file = make(root, &format!("logged{number}"), 0o100_600);
         store.write(file, 0, &vec![number; 1 << (3 * number)]).unwrap();
@@ -116,7 +106,6 @@ fn load() -> [Vec<u8>; 4] {
     contents
 }
 
-/// A device of [`Disks`] as a storage backend of redb.
 #[derive(Debug)]
 struct Backend(Arc<dyn Device>);
 
@@ -152,7 +141,6 @@ fn records(database: &redb::Database) -> Vec<([u8; 17], Vec<u8>)> {
     table.iter().unwrap().map(|entry| record(entry.unwrap())).collect()
 }
 
-/// Returns the devices after `input` has changed records.
 fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     let disks = Disks::with(contents.clone());
     let database = database(&disks);
@@ -163,9 +151,7 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
         let (mut key, old) = records[edit.place % records.len()].clone();
         let mut value = table.get(&key).unwrap().map_or(old, |value| value.value().to_vec());
         match edit.how >> 5 {
-            // Removes a record.
             7 => drop(table.remove(&key).unwrap()),
-            // Move a record to a key with another number.
             6 => {
                 let at = 1 + edit.at % 16;
                 key[at] = edit.number as u8;
@@ -183,14 +169,14 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// Returns the devices of a store whose log has the edits of `input`. The hash of each changed
-/// entry is computed again, so that the reader does not reject it immediately.
+/// The hash of each changed entry is computed again, or the reader would reject the entry
+/// immediately.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];
     for edit in edits(input) {
-        // Half of the edits change the header of a block of the log, the other half change any byte
-        // of the block.
+        // Half of the edits change the header of a log block, or the checks of its fields would
+        // seldom be reached.
         let at = edit.place % (16 * BLOCK);
         let len = if edit.how & 0x80 == 0 { HEADER } else { BLOCK };
         let mut piece = log[at / BLOCK * BLOCK..][..len].to_vec();
@@ -212,7 +198,6 @@ fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Ve
     contents
 }
 
-/// Checks the store, mounts it, and reads and changes it.
 fn examine(contents: [Vec<u8>; 4]) -> Answer {
     let disks = Disks::with(contents);
     let is_clean = fsck_devices(&disks.devices()).is_ok_and(|report| report.findings.is_empty());
@@ -235,8 +220,7 @@ fn examine(contents: [Vec<u8>; 4]) -> Answer {
     if is_clean { Answer::Whole } else { Answer::Mounted }
 }
 
-/// Reads everything below `dir`, down to a limited depth, since a damaged directory may contain
-/// itself.
+/// The depth is limited, since a damaged directory may contain itself.
 fn read_all(store: &Store, dir: Node<'_>, depth: usize) -> Result<(), Errno> {
     let mut found = Vec::new();
     store.readdir(dir, 0, &mut |entry| {
@@ -267,7 +251,6 @@ fn read_all(store: &Store, dir: Node<'_>, depth: usize) -> Result<(), Errno> {
     first_error
 }
 
-/// Makes changes and ignores their results.
 fn change(store: &Store) {
     let root = Node::detached(1, FileKind::Directory);
     let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();

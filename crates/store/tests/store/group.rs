@@ -1,8 +1,7 @@
 //! Crash points in a workload of several threads that share commits.
 //!
-//! Each thread changes its own directory and syncs files in it. Each operation writes its own byte
-//! value, and the test keeps the state of the directory after each one. Syncs take some time, so
-//! that threads share commits.
+//! Each thread changes its own directory and syncs files in it. The test keeps the state of the
+//! directory after each operation.
 //!
 //! After a crash, a directory must be in its state at the thread's last completed fsync, or after a
 //! later operation.
@@ -23,21 +22,15 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// The state of a directory after one operation. `begun_at` is the number of device calls before
-/// the operation. `confirmed_at` is their number when the fsync returned that has confirmed it.
+/// `confirmed_at` is the number of device calls when an fsync has confirmed the operation.
 struct State {
     tree: Tree,
     numbers: Numbers,
-    /// The inode number of the written file, and the byte value of this operation, 0 for a
-    /// truncation.
     wrote: Option<(u64, u8)>,
-    /// The length of the log of device calls before the operation.
     begun_at: usize,
     confirmed_at: Option<usize>,
 }
 
-/// Makes a random change of one file in `dir`. All bytes that it writes have the value `tag`.
-/// Returns the inode to sync, and the inode number and byte value of a written or truncated file.
 fn change(
     store: &Store,
     dir: Node<'_>,
@@ -70,8 +63,6 @@ fn change(
     }
 }
 
-/// Runs the workload. Returns the device calls, the number of calls after which all directories
-/// existed, and the states of each directory.
 fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     let disks = Disks::new();
     disks.shared.lock().log = Some(Vec::new());
@@ -132,7 +123,6 @@ fn load(seed: Seed) -> (Vec<Step>, usize, Vec<Vec<State>>) {
     (log, begin, states)
 }
 
-/// Checks the store after one crash at `point`. Returns an error for a wrong state.
 fn try_point(
     log: &[Step],
     point: usize,
@@ -154,7 +144,6 @@ fn try_point(
         let got = tree_of(&store, Node::detached(dir.ino, FileKind::Directory));
         let is_confirmed = |state: &State| state.confirmed_at.is_some_and(|at| at <= point);
         let last = states.iter().rposition(is_confirmed).unwrap_or(0);
-        // Ignore the operations that began after the crash.
         let begun = states.partition_point(|state| state.begun_at < point);
         let states = &states[..begun.max(last + 1)];
         let is_any = (last..states.len()).any(|at| {
@@ -191,8 +180,8 @@ fn crash_during_shared_commits_keeps_confirmed_changes() {
     }
 }
 
-/// Checks that the crash test notices if the log is not synced. An fsync then returns before its
-/// changes are durable.
+/// Without the syncs of the log, an fsync returns before its changes are durable. The crash test
+/// must notice that.
 #[test]
 fn control_log_that_is_not_synced_is_caught() {
     let (mut log, begin, states) = load(Seed(1));

@@ -1,5 +1,4 @@
-//! Tests of deferred de-duplication of attribute sets. Such a store must have the same contents as
-//! one that de-duplicates immediately.
+//! A store that defers de-duplication must have the same contents as one that does not.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +12,6 @@ use crate::differential::tree;
 use crate::memory::{Disks, quiet};
 
 const FILES: u64 = 6;
-/// The most inodes that a store queues.
 const QUEUED_MAX: u64 = 4096;
 
 fn root() -> Node<'static> {
@@ -24,7 +22,6 @@ fn at_once() -> StoreOptions {
     quiet().with_sharing_late(false)
 }
 
-/// Returns the file with the name `f` and `number`. Makes the file if there is none.
 fn file(store: &Store, number: u64) -> Node<'static> {
     let name = format!("f{number}");
     let name = Name::new(name.as_bytes()).unwrap();
@@ -43,8 +40,6 @@ fn remove(store: &Store, number: u64) {
     store.forget(node.ino(), 0);
 }
 
-/// Queues each file for de-duplication by changing its attribute set several times. The last value
-/// of file number `number` is `value(number)`.
 fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     for (number, node) in nodes.iter().enumerate() {
         (100..120)
@@ -53,7 +48,6 @@ fn queue_all(store: &Store, nodes: &[Node<'_>], value: impl Fn(u64) -> u64) {
     }
 }
 
-/// Returns the number of different sets in a tree.
 fn distinct(store: &Store) -> u64 {
     let sets: BTreeSet<_> = tree(store).into_values().map(|leaf| leaf.xattrs).collect();
     sets.iter().filter(|set| !set.is_empty()).count() as u64
@@ -62,13 +56,11 @@ fn distinct(store: &Store) -> u64 {
 #[derive(Clone, Debug)]
 enum Step {
     Set(u64, u64),
-    /// Sets a value after ten others.
     SetOften(u64, u64),
     Long(u64),
     Clear(u64),
     Remove(u64),
     Rename(u64, u64),
-    /// Drops the inode from memory.
     Evict(u64),
     Share,
     Fsync(u64),
@@ -93,7 +85,6 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Performs a step. Returns true if it leaves no inode queued.
 fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) -> bool {
     match *step {
         Step::Set(number, value) => set(store, file(store, number), value).unwrap(),
@@ -131,9 +122,7 @@ fn act(store: &mut Store, disks: &Disks, options: &StoreOptions, step: &Step) ->
     matches!(step, Step::Share | Step::Sync | Step::Mount)
 }
 
-/// Performs the steps in a store with deferred de-duplication and in one without. Attributes and
-/// user counts must be equal after each step. While no inode is queued, the first store has one
-/// block per distinct attribute set.
+/// While no inode is queued, both stores have one block per distinct attribute set.
 fn compare(steps: &[Step]) -> Result<(), TestCaseError> {
     let disks = [Disks::new(), Disks::new()];
     let options = [quiet(), at_once()];
@@ -175,9 +164,8 @@ proptest! {
     }
 }
 
-/// Checks that a lookup in the index does not find a private block (the attribute block of a queued
-/// inode), even if its inode was read again. Another inode with the same attributes must use the
-/// older shared block.
+/// The index must not find the private block of a queued inode, even if the inode was read again.
+/// Another inode with the same attributes must use the older shared block.
 #[test]
 fn private_block_is_not_found_when_it_is_read() {
     let steps = [
@@ -191,9 +179,6 @@ fn private_block_is_not_found_when_it_is_read() {
     compare(&steps).unwrap();
 }
 
-/// Checks that a file that is queued for de-duplication has a private block, and that files with
-/// equal attributes share a block after the commit. So `private_block_is_not_found_when_it_is_read`
-/// does test private blocks.
 #[test]
 fn files_that_change_often_are_shared_at_the_commit() {
     let disks = Disks::new();
@@ -202,8 +187,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // Look at the store as a crash would leave it: the running transaction is not committed, so its
-    // blocks are not on disk.
+    // The running transaction is not committed yet, so a crash would leave no attribute block on
+    // disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], false).unwrap();
     let stats = store.stats();
@@ -215,8 +200,8 @@ fn files_that_change_often_are_shared_at_the_commit() {
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, 2));
 }
 
-/// Checks that the second change of an inode in a transaction queues it for de-duplication, unless
-/// `QUEUED_MAX` inodes are queued already. A commit must empty the queue.
+/// The second change of an inode in a transaction queues it, unless `QUEUED_MAX` inodes are queued.
+/// A commit must empty the queue.
 #[test]
 fn second_change_queues_an_inode_within_the_limit() {
     let disks = Disks::new();
@@ -231,10 +216,8 @@ fn second_change_queues_an_inode_within_the_limit() {
     assert_eq!([2, 3].map(|value| set_all(few, value)), [100, 100]);
     assert_eq!([4, 5].map(|value| set_all(others, value)), [QUEUED_MAX; 2]);
     store.sync().unwrap();
-    // All files in `few` share one block. The files in `others` share blocks of 1024 users each.
     let blocks = 1 + (others.len() as u64).div_ceil(1024);
     assert_eq!((store.stats().xattr_waiting, store.stats().xattr_blocks), (0, blocks));
-    // The commit has emptied the queue.
     assert_eq!([6, 7].map(|value| set_all(others, value)), [0, QUEUED_MAX]);
     drop(store);
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
@@ -243,9 +226,7 @@ fn second_change_queues_an_inode_within_the_limit() {
 /// Invariant L.4: an inode whose attributes change once per transaction is not queued for
 /// de-duplication.
 ///
-/// The test first makes two changes in one transaction, which queue the inode. Commits for
-/// `dirsync` must leave it queued, and a sync must de-duplicate its attributes. Then one change per
-/// transaction must not queue the inode again.
+/// Commits for `dirsync` must leave the inode queued, and a sync must de-duplicate its attributes.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_queued() {
     let disks = Disks::new();
@@ -266,11 +247,8 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// Checks that deferred de-duplication keeps the attribute blocks that are on disk.
-///
-/// The two files of each pair share a block on disk. Then both are queued for de-duplication, and
-/// get equal attributes again: the first file in a new private block, the second in the old block.
-/// The commit must give the old block to both.
+/// Two files that share a block on disk are queued, and get equal attributes again. The commit must
+/// give both the old block.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;
@@ -283,8 +261,8 @@ fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     };
     (0..2 * PAIRS).for_each(|number| put(number, number / 2));
     store.sync().unwrap();
-    // Change the first file of each pair, so that it gets a private block. Then change the second
-    // file, which keeps the old block as its only user. Both are then queued.
+    // The first file of each pair gets a private block. The second file keeps the old block as its
+    // only user.
     for number in (0..2 * PAIRS).step_by(2).chain((1..2 * PAIRS).step_by(2)) {
         [1, 2].iter().for_each(|round| put(number, round * 10_000 + number / 2));
         put(number, 30_000 + number / 2);
@@ -321,14 +299,14 @@ fn deferred_sharing_makes_room_before_enospc() {
     let nodes: Vec<_> = (0..8).map(|number| file(&store, number)).collect();
     queue_all(&store, &nodes, |_| 7);
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (8, 8));
-    // Two blocks are free, so the first write is short. The second finds no free block, so
-    // de-duplication must free some.
+    // Two blocks are free, so the first write is short. The second finds none, so de-duplication
+    // must free some.
     assert_eq!(store.write(nodes[0], 0, &[1; 4 * 4096]), Ok(2 * 4096));
     assert_eq!(store.stats().xattr_waiting, 8);
     assert_eq!(store.write(nodes[0], 8192, &[1; 2 * 4096]), Ok(2 * 4096));
     assert_eq!((store.stats().xattr_waiting, store.stats().blocks), (0, 5));
-    // This write takes the last free blocks, and de-duplication can free no more. So an attribute
-    // set with new content must fail, and one that equals a shared set must succeed.
+    // De-duplication can free no more blocks. So a set with new content must fail, and one that
+    // equals a shared set must succeed.
     assert_eq!(store.write(nodes[0], 16_384, &[1; 5 * 4096]), Ok(5 * 4096));
     assert_eq!(set(&store, nodes[1], 8), Err(Errno::NOSPC));
     remove(&store, 7);
@@ -340,7 +318,7 @@ fn deferred_sharing_makes_room_before_enospc() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// Checks that a call that finds no free inode starts no de-duplication, which frees no inodes.
+/// De-duplication frees no inodes, so a lack of inodes must not start it.
 #[test]
 fn deferred_sharing_is_not_tried_for_inodes() {
     let disks = Disks::new();
@@ -353,8 +331,6 @@ fn deferred_sharing_is_not_tried_for_inodes() {
     assert_eq!(store.stats().xattr_waiting, 8);
 }
 
-/// Checks that after a failed commit the store is read-only and de-duplicates no more, and that all
-/// confirmed changes are still there.
 #[test]
 fn failed_commit_keeps_earlier_sharing() {
     let disks = Disks::new();
@@ -373,7 +349,6 @@ fn failed_commit_keeps_earlier_sharing() {
     assert_eq!((report.xattr_blocks, report.xattr_users, &report.findings[..]), (2, 8, &[][..]));
 }
 
-/// Several threads change, remove, forget, share and commit the same files.
 #[test]
 fn threads_that_share_late_leave_counts_that_are_exact() {
     for seed in 0..3 {

@@ -11,14 +11,12 @@ const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
 
-/// A function that makes the writes, the syncs, or the changes of length fail on the given devices.
 type Set = fn(&mut Shared, Vec<usize>);
 const WRITES: Set = |shared, devices| shared.writes_fail_on = devices;
 const SYNCS: Set = |shared, devices| shared.syncs_fail_on = devices;
 
 const LENGTHS: Set = |shared, devices| shared.lengths_fail_on = devices;
 
-/// Makes a file with data and calls fsync for it.
 pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     let (root, this) =
         (Node::detached(1, FileKind::Directory), Name::new(name.as_bytes()).unwrap());
@@ -28,7 +26,6 @@ pub(crate) fn add(store: &Store, name: &str) -> Result<(), Errno> {
     store.fsync(file, false)
 }
 
-/// Returns the tree that a mount finds after a crash in which the whole log was lost.
 fn tree_without_log(disks: &Disks) -> Tree {
     let mut contents = disks.contents();
     contents[LOG].fill(0);
@@ -47,15 +44,13 @@ fn transaction_that_the_log_fails_to_take_is_durable_in_the_database() {
         set(&mut disks.shared.lock(), vec![LOG]);
         for number in 0..3 {
             assert_eq!(add(&store, &format!("failed{number}")), Ok(()));
-            // All earlier confirmed changes are in that tree too.
             assert_eq!(tree_without_log(&disks), tree(&store));
         }
         let stats = store.stats();
         assert_eq!((stats.logged_commits, stats.commits, stats.log_failures), (1, 4, 3));
         assert!(!stats.is_read_only);
         set(&mut disks.shared.lock(), vec![]);
-        // The log had failed. Now it can be written again, so the next transaction must be at the
-        // start of the log.
+        // Once the log can be written again, the next transaction must be at its start.
         add(&store, "after").unwrap();
         assert_eq!((store.stats().logged_commits, store.stats().commits), (2, 5));
         assert_ne!(tree_without_log(&disks), tree(&store));
@@ -78,7 +73,6 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             store.make(root, name, &Make::new(0o644, 0, 0)).unwrap();
             let first = store.lookup(root, Name::new(b"logged").unwrap()).unwrap();
             store.write(Node::detached(first.ino, FileKind::Regular), 0, b"LOGGED").unwrap();
-            // The data was written to the data device but not synced.
             let mut shared = disks.shared.lock();
             shared.syncs_fail_on = vec![other];
             set(&mut shared, vec![LOG, other]);
@@ -92,7 +86,6 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
             (shared.writes_fail_on, shared.syncs_fail_on) = (vec![], vec![]);
             drop(shared);
             drop(store);
-            // After the crash, only unconfirmed changes may be missing.
             assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
             let after = tree(&disks.open(&quiet()));
             assert!(before.keys().all(|path| after.contains_key(path)));
@@ -100,7 +93,6 @@ fn failure_of_the_log_and_of_the_rest_is_eio_then_read_only() {
     }
 }
 
-/// Returns the devices of a store that has a file but never had a log.
 fn without_log() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet().with_log_bytes(0));
@@ -109,7 +101,6 @@ fn without_log() -> Disks {
     Disks::with(disks.contents())
 }
 
-/// Checks that a store without a log commits everything to the database.
 fn assert_works_without_log(disks: &Disks, store: &Store) {
     assert_eq!(store.stats().log_bytes, 0);
     add(store, "more").unwrap();
@@ -133,8 +124,8 @@ fn store_whose_log_fails_at_the_mount_works_without_it() {
     }
 }
 
-/// Checks that files can grow if the host has space for the reserve (space for commits) but not for
-/// the log.
+/// A host that has space for the reserve (space for commits) but not for the log must let files
+/// grow.
 #[test]
 fn reserve_comes_before_the_log() {
     const RESERVE: u64 = 2 << 20;
@@ -145,8 +136,7 @@ fn reserve_comes_before_the_log() {
     assert!(store.stats().has_reserve);
     assert_works_without_log(&disks, &store);
     drop(store);
-    // If the host has too little space for the reserve (space for commits), a mount truncates the
-    // existing log.
+    // If the reserve does not fit, a mount truncates the existing log.
     let disks = without_log();
     drop(disks.open(&quiet()));
     let disks = Disks::with(disks.contents());
@@ -157,12 +147,10 @@ fn reserve_comes_before_the_log() {
     assert_works_without_log(&disks, &store);
 }
 
-/// Counter-check of `reserve_comes_before_the_log`: if the host has enough space, a mount must
-/// allocate both the reserve (space for commits) and the log.
+/// Control: on a host with enough space, a mount allocates both the reserve and the log.
 #[test]
 fn control_room_for_reserve_and_log_is_taken_for_both() {
     let disks = without_log();
-    // The space in bytes for the commit that records the length of the log in the database.
     const COMMIT: u64 = 1 << 20;
     disks.shared.lock().room = Some(disks.used() + (2 << 20) + (256 << 10) + COMMIT);
     let stats = disks.open(&quiet()).stats();

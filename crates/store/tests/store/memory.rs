@@ -11,7 +11,6 @@ use corewalk_store::{Device, Devices, Store, StoreOptions};
 
 const BLOCK: u64 = 4096;
 
-/// One call on a device. The log of calls has those on all devices, in their order.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { device: usize, offset: u64, bytes: Arc<[u8]> },
@@ -19,42 +18,33 @@ pub(crate) enum Step {
     Sync { device: usize },
 }
 
-/// Faults, counters and limits that the devices of one store share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) log: Option<Vec<Step>>,
-    /// Maximum number of bytes of all devices together. None means that the host has unlimited
-    /// space.
+    /// Maximum number of bytes of all devices together; None for an unlimited host.
     pub(crate) room: Option<u64>,
     pub(crate) is_read_failing: bool,
     pub(crate) is_write_failing: bool,
-    /// The devices whose writes fail, by number. The next two fields list the devices whose syncs
-    /// fail, and those whose length cannot be changed.
+    /// The devices whose writes fail, whose syncs fail, and whose length cannot be changed.
     pub(crate) writes_fail_on: Vec<usize>,
     pub(crate) syncs_fail_on: Vec<usize>,
     pub(crate) lengths_fail_on: Vec<usize>,
-    /// A byte that cannot be read: the number of its device, and its offset in that device.
     pub(crate) bad_byte: Option<(usize, u64)>,
-    /// A block of 4096 bytes that cannot be read: the number of its device, and its number in that
-    /// device.
     pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
-    /// The duration of a sync.
     pub(crate) sync_takes: Duration,
-    /// The number of reads that still succeed, before all reads fail. None if reads do not fail.
+    /// Number of reads that still succeed.
     pub(crate) reads_left: Option<u64>,
-    /// The size of the largest read of each device.
     pub(crate) largest_reads: [usize; 4],
     lens: [u64; 4],
 }
 
-/// One device: its content in the page cache of the host, and its content on disk.
 #[derive(Debug, Default)]
 struct Host {
     bytes: Vec<u8>,
     disk: Vec<u8>,
-    /// Ranges of bytes that are not on disk yet. A failed sync drops these ranges, but keeps the
-    /// bytes in memory, as ext4 and XFS do.
+    /// Ranges that are not on disk yet. A failed sync drops them but keeps the bytes in memory, as
+    /// ext4 and XFS do.
     dirty: Vec<Range<usize>>,
 }
 
@@ -63,7 +53,7 @@ impl Host {
         Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
     }
 
-    /// Returns the content on disk, which is all that remains after a power failure of the host.
+    /// After a power failure of the host, only the content on disk remains.
     fn kept(&self) -> Vec<u8> {
         let mut kept = self.disk.clone();
         kept.resize(self.bytes.len(), 0);
@@ -71,7 +61,6 @@ impl Host {
     }
 }
 
-/// A device in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     number: usize,
@@ -151,8 +140,8 @@ impl Device for Memory {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut host = self.host.lock();
         self.resize(&mut host.bytes, len)?;
-        // Truncate the content on the simulated disk immediately. Otherwise a later extension would
-        // show the old bytes instead of zeros.
+        // The simulated disk must lose the truncated bytes too, or a later extension would show
+        // them instead of zeros.
         host.disk.truncate(len as usize);
         host.dirty.iter_mut().for_each(|range| range.end = range.end.min(len as usize));
         self.log(|| Step::SetLen { device: self.number, len });
@@ -164,8 +153,7 @@ impl Device for Memory {
             return Ok(());
         }
         let mut shared = self.shared.lock();
-        // The store allocates a reserve (space for commits on a full host), whose content no test
-        // reads. Allocate less than it requests, to save memory.
+        // No test reads the content of the reserve, so allocate less to save memory.
         let len = len / 16;
         let others: u64 = shared.lens.iter().sum::<u64>() - shared.lens[self.number];
         if shared.room.is_some_and(|room| others + len > room) {
@@ -197,21 +185,18 @@ impl Device for Memory {
         }
         let Host { bytes, disk, .. } = &mut *host;
         disk.resize(bytes.len(), 0);
-        // Skip a range that a truncation has made empty.
         for range in dirty.into_iter().filter(|range| !range.is_empty()) {
             disk[range.clone()].copy_from_slice(&bytes[range]);
         }
         drop(host);
-        // Add the sync to the list of device calls before the simulated duration. A write of
-        // another thread during the sleep then follows it in the list, so a crash may lose that
-        // write.
+        // Log the sync before its simulated duration. A write during the sleep then follows it in
+        // the log, and a crash may lose that write.
         self.log(|| Step::Sync { device: self.number });
         thread::sleep(takes);
         Ok(())
     }
 }
 
-/// The devices of a store: database, data, reserve, log.
 pub(crate) struct Disks {
     all: [Memory; 4],
     pub(crate) shared: Arc<Mutex<Shared>>,
@@ -222,7 +207,7 @@ impl Disks {
         Disks::with(Default::default())
     }
 
-    /// Returns devices with this content. The reserve should be empty.
+    /// The reserve should be empty.
     pub(crate) fn with(contents: [Vec<u8>; 4]) -> Disks {
         let shared = Arc::new(Mutex::new(Shared::default()));
         shared.lock().lens = contents.each_ref().map(|content| content.len() as u64);
@@ -235,8 +220,7 @@ impl Disks {
         Disks { all, shared }
     }
 
-    /// Returns copies of the devices as they are after a kill of the process. The original store
-    /// goes on.
+    /// The original store goes on after this simulated kill.
     pub(crate) fn killed(&self) -> Disks {
         let disks = Disks::with(self.contents());
         let shared = self.shared.lock();
@@ -246,23 +230,18 @@ impl Disks {
         disks
     }
 
-    /// Returns copies of the devices as they are after a power failure of the host, with only the
-    /// synced bytes.
     pub(crate) fn without_power(&self) -> Disks {
         Disks::with(self.all.each_ref().map(|disk| disk.host.lock().kept()))
     }
 
-    /// Returns the size of all devices together, in bytes.
     pub(crate) fn used(&self) -> u64 {
         self.shared.lock().lens.iter().sum()
     }
 
-    /// Returns the content of the devices.
     pub(crate) fn contents(&self) -> [Vec<u8>; 4] {
         self.all.each_ref().map(|disk| disk.host.lock().bytes.clone())
     }
 
-    /// Replaces the content of a device.
     pub(crate) fn replace(&self, device: usize, content: Vec<u8>) {
         self.shared.lock().lens[device] = content.len() as u64;
         *self.all[device].host.lock() = Host::new(content);
@@ -279,7 +258,7 @@ impl Disks {
     }
 }
 
-/// Returns options for a store that commits only when a test calls `sync` or fsync.
+/// The store commits only when a test calls `sync` or fsync.
 pub(crate) fn quiet() -> StoreOptions {
     let log_bytes = 256 << 10;
     StoreOptions::default()

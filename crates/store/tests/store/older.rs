@@ -16,8 +16,7 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const PAGE: usize = 4096;
 
-/// Makes a file with many records durable. They are too many for the log, so the commit goes to the
-/// database.
+/// The records are too many for the log, so the commit goes to the database.
 fn add_to_database(store: &Store, name: &str) {
     let before = store.stats();
     let (root, this) =
@@ -33,21 +32,18 @@ fn add_to_database(store: &Store, name: &str) {
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }
 
-/// The contents of the devices of a killed store, and an older state of its database.
+/// The devices of a killed store, and the content of its database before the last commit.
 struct Killed {
     contents: [Vec<u8>; 4],
     tree: Tree,
-    /// The content of the database before its last commit.
     older: Vec<u8>,
 }
 
-/// Returns a store that was killed after a commit to the database and two log entries. If
-/// `is_log_used` is true, the log also had entries before that commit.
+/// If `is_log_used` is true, the log had entries before the commit to the database.
 fn killed(is_log_used: bool) -> Killed {
     let disks = Disks::new();
     let store = disks.open(&quiet());
     add(&store, "first").unwrap();
-    // Make some commits, so that the database file reaches its final length.
     for number in 0..3 {
         add_to_database(&store, &format!("{number:0200}"));
     }
@@ -89,8 +85,8 @@ fn older_database_beside_a_newer_log_is_refused() {
     }
 }
 
-/// Checks that a mount refuses a database that is older than its log, even if the first entries of
-/// the log's generation are damaged. A later entry still shows that the database is older.
+/// A later entry of the log still shows that the database is older, even if the first entries are
+/// damaged.
 #[test]
 fn older_database_is_refused_though_the_first_entries_are_damaged() {
     let Killed { mut contents, older, .. } = killed(false);
@@ -103,12 +99,8 @@ fn older_database_is_refused_though_the_first_entries_are_damaged() {
     );
 }
 
-/// Checks that a database that lacks the last commit is refused, even if no log entry was appended
-/// since that commit.
-///
-/// Each commit to the database writes an end mark, a header that says that the log is empty. It
-/// shows that the database is older than the log. It is not synced, but survives a kill of the
-/// process.
+/// Each commit to the database writes an end mark to the log. It is not synced but survives a kill
+/// of the process, and shows that the database is older than the log.
 #[test]
 fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     for is_log_used in [false, true] {
@@ -128,8 +120,6 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
         assert_eq!(steps.iter().filter(is_sync).count(), 0, "the end mark is not synced");
         let expected = tree(&store);
         let mut contents = disks.killed().contents();
-        // Counter-check: before the test replaces the database by an older one, a mount must
-        // succeed.
         for killed in [disks.killed(), disks.without_power()] {
             assert_eq!(tree(&killed.open(&quiet())), expected, "{is_log_used}");
         }
@@ -150,9 +140,8 @@ fn older_database_of_a_killed_store_that_has_logged_nothing_since_is_refused() {
     }
 }
 
-/// A mount is killed after it has replayed the log, which is unchanged then. If the database is
-/// replaced by its state before the replay, the next mount must replay the log again and lose
-/// nothing.
+/// A mount is killed after the replay, which leaves the log unchanged. If the database is then
+/// replaced by the one from before the replay, the log is replayed again.
 #[test]
 fn database_from_before_the_replay_is_mounted_with_the_log() {
     let Killed { contents, tree: expected, .. } = killed(false);
@@ -166,8 +155,7 @@ fn database_from_before_the_replay_is_mounted_with_the_log() {
     assert_eq!(tree(&Disks::with(contents).open(&quiet())), expected);
 }
 
-/// Counter-check: a killed store whose database has the last commit must be mounted, and its log
-/// replayed.
+/// Control: a killed store whose database has the last commit is mounted, and its log replayed.
 #[test]
 fn control_database_that_fits_its_log_is_mounted() {
     for is_log_used in [false, true] {
@@ -178,7 +166,7 @@ fn control_database_that_fits_its_log_is_mounted() {
     }
 }
 
-/// Checks that after any damage of the database a mount shows all confirmed changes or is refused.
+/// A mount of a damaged database must show all confirmed changes or be refused.
 #[test]
 fn damaged_page_of_the_database_loses_nothing_in_silence() {
     for is_log_used in [false, true] {
@@ -186,8 +174,7 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
         let (mut behind, mut mounted) = (0, 0);
         let meta = &contents[META];
         let is_used = |at: &usize| meta[at / PAGE * PAGE..][..PAGE].iter().any(|&byte| byte != 0);
-        // Damage one byte of every fourth page, and several of the first page, the header that
-        // refers to the last commits.
+        // Damage many bytes of the first page: it is the header that refers to the last commits.
         let others = (1..meta.len() / PAGE).step_by(4).map(|page| page * PAGE + page * 97 % PAGE);
         let places = (0..320).step_by(5).chain(others).filter(is_used);
         for at in places {
@@ -200,11 +187,9 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
                     mounted += 1;
                 }
                 Err(OpenError::DatabaseBehind { .. }) => behind += 1,
-                // The damaged byte may belong to both the last commit and the one before it. Then
-                // redb cannot fall back, and the mount must report damage.
+                // If the damaged byte belongs to both of the last two commits, redb cannot fall
+                // back, and the mount must report damage.
                 Err(OpenError::Foreign | OpenError::Damaged) => {
-                    // The first mount has refused this older state of the store. A second mount
-                    // must refuse it too.
                     if let Ok(store) = Store::open_devices(disks.devices(), &quiet()) {
                         assert!(tree(&store) == expected, "byte {at}, tried again");
                     }
@@ -217,8 +202,8 @@ fn damaged_page_of_the_database_loses_nothing_in_silence() {
     }
 }
 
-/// Checks a store that reopens its database after a failed read. If the reopened database is older
-/// than the last commit, the store must neither show its content nor confirm changes.
+/// If a database that is reopened after a failed read lacks the last commit, the store must not
+/// show its content.
 #[test]
 fn database_that_goes_back_while_it_is_mounted_is_not_used() {
     let disks = Disks::new();

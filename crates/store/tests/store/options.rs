@@ -25,8 +25,6 @@ fn make(fs: &dyn FileSystem, text: &str, kind: FileKind) -> Node<'static> {
     Node::detached(made.unwrap().ino, kind)
 }
 
-/// Sets the access times of a file and of a directory to `atime`, and reads both. Returns which of
-/// the two reads have updated the access time.
 fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
     let file = fs.lookup(root(fs), name("file")).unwrap().ino;
     let nodes = [Node::detached(file, FileKind::Regular), root(fs)];
@@ -44,7 +42,6 @@ fn is_noted(fs: &dyn FileSystem, atime: i64) -> [bool; 2] {
 
 #[test]
 fn times_of_access_are_as_the_policy_says() {
-    // Two access times: one far in the past, and one in the future, later than any change.
     let (old, ahead) = (5, 1 << 33);
     let policy = |directories, others| AtimePolicy { directories, others };
     for (atime, expected_old, expected_ahead) in [
@@ -66,8 +63,8 @@ fn times_of_access_are_as_the_policy_says() {
     }
 }
 
-/// Checks that with `dirsync` a change of a directory survives a kill of the server. As a
-/// counter-check, the kill must lose the change without `dirsync`.
+/// With `dirsync`, a change of a directory must survive a kill of the server. Without `dirsync`,
+/// the kill must lose it (control).
 #[test]
 fn names_are_durable_at_once_with_dirsync() {
     for is_dirsync in [true, false] {
@@ -111,7 +108,6 @@ fn store_that_is_read_only_changes_nothing() {
     store.remove(root(&store), name("gone"), gone).unwrap();
     store.sync().unwrap();
     let before = tree(&store);
-    // Kill the store while it has a file without links.
     let disks = disks.killed();
     drop(store);
     let options = quiet().with_read_only(true).with_atime(AtimePolicy::NEVER);
@@ -165,8 +161,7 @@ fn missing_store_is_not_made_read_only_or_with_no_create() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// Checks that collapsing a range of a file succeeds even on a full host, since it only frees
-/// blocks.
+/// Collapsing a range only frees blocks, so it must succeed on a full host.
 #[test]
 fn range_is_collapsed_on_a_full_host() {
     let disks = Disks::new();
@@ -174,8 +169,7 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // Leave less free space on the host than the reserve (space for commits) needs. Then the host
-    // counts as full.
+    // A host with less free space than the reserve (space for commits) needs counts as full.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));
@@ -185,8 +179,6 @@ fn range_is_collapsed_on_a_full_host() {
     assert_eq!(store.getattr(file).unwrap().size, 3 * 4096);
 }
 
-/// Checks that a call that needs no space on the host never fails for lack of space, however long
-/// its range is.
 #[test]
 fn range_that_needs_no_room_is_of_any_length() {
     let path = std::env::temp_dir().join(format!("corewalk-store-ranges-{}", std::process::id()));

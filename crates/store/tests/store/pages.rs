@@ -25,20 +25,14 @@ use crate::memory::{Disks, quiet};
 const META: usize = 0;
 const DATA: usize = 1;
 const PAGE: usize = 4096;
-/// Number of bytes of the first page that redb uses.
 const HEADER_BYTES: usize = 320;
 const MUTATIONS: u64 = 500;
-/// Number of kinds of damage: a flipped bit, a page of zeros, exchanged pages, a copied page, a
-/// truncated file, and a page from an earlier state.
 const KINDS: usize = 6;
-/// Number of successive mounts, and number of files that each makes.
 const ROUNDS: usize = 4;
 const FILES: usize = 110;
 
-/// A store that is not mounted and is to be damaged.
 struct Victim {
     contents: [Vec<u8>; 4],
-    /// Earlier states of its database.
     older: Vec<Vec<u8>>,
     tree: Tree,
 }
@@ -47,7 +41,6 @@ fn name(number: usize) -> String {
     format!("{number:060}")
 }
 
-/// Makes a directory with files, some of which have data or attributes.
 fn add_files(store: &Store, round: usize) {
     let root = Node::detached(1, FileKind::Directory);
     let dir = format!("dir{round}");
@@ -70,7 +63,6 @@ fn add_files(store: &Store, round: usize) {
     }
 }
 
-/// Returns a closed store, and a killed store with entries in its log.
 fn load() -> [Victim; 2] {
     let disks = Disks::new();
     let mut older = Vec::new();
@@ -95,14 +87,12 @@ fn load() -> [Victim; 2] {
     [closed, killed]
 }
 
-/// Returns the numbers of the pages that are not all zero.
 fn used_pages(meta: &[u8]) -> Vec<usize> {
     (0..meta.len() / PAGE)
         .filter(|page| meta[page * PAGE..][..PAGE].iter().any(|&byte| byte != 0))
         .collect()
 }
 
-/// Damages the database at random. Returns kind and description of the damage.
 fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String) {
     let pages = used_pages(meta);
     let (page, other) = (*rng.pick(&pages), *rng.pick(&pages));
@@ -110,8 +100,8 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     let kind = rng.index(KINDS);
     let how = match kind {
         0 => {
-            // Flip one bit. In half of the cases, choose it in the header of redb, which says which
-            // pages are in use. A uniform choice would seldom hit the small header.
+            // A uniform choice would seldom hit the small header of redb, so hit it in half of the
+            // cases.
             let byte =
                 if rng.chance(1, 2) { rng.index(HEADER_BYTES) } else { at + rng.index(PAGE) };
             let bit = rng.below(8);
@@ -158,7 +148,6 @@ fn mutate(victim: &Victim, meta: &mut Vec<u8>, rng: &mut Rng) -> (usize, String)
     (kind, how)
 }
 
-/// Makes all calls that a server makes. Returns those that failed.
 fn call_everything(store: &Store) -> Vec<(&'static str, Errno)> {
     let mut failed = Vec::new();
     let root = Node::detached(1, FileKind::Directory);
@@ -197,7 +186,6 @@ fn call_everything(store: &Store) -> Vec<(&'static str, Errno)> {
     failed
 }
 
-/// Makes the calls for regular files on files in `dir`.
 fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, Errno)>) {
     let mut note = |what, result: Result<(), Errno>| failed.extend(result.err().map(|e| (what, e)));
     let [a, b, c] = [b"a", b"b", b"c"].map(|name| Name::new(name).unwrap());
@@ -235,7 +223,6 @@ fn call_for_files(store: &Store, dir: Node<'_>, failed: &mut Vec<(&'static str, 
     note("readdir", store.readdir(dir, 0, &mut |_| std::ops::ControlFlow::Continue(())));
 }
 
-/// Returns true if the mount was refused for the same reason that `fsck` reports.
 fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool {
     let first = checked.as_ref().ok().and_then(|report| report.findings.first());
     match (error, checked) {
@@ -248,19 +235,14 @@ fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool
     }
 }
 
-/// Counts of results.
 #[derive(Debug, Default)]
 struct Outcomes {
     refused: u32,
-    /// Number of damaged stores that the mount accepted, because the damaged page is not in use.
+    /// Damaged stores that the mount accepted, because no damaged page is in use.
     mounted: u32,
-    /// Each wrong result of a mount or of `fsck`: the number of the damaging change, and the
-    /// reason.
     wrong: Vec<String>,
 }
 
-/// Runs `fsck` on a damaged store, mounts it, and uses it if the mount succeeds. Returns an error
-/// if a result is wrong.
 fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> Result<(), String> {
     let disks = Disks::with(damaged.clone());
     let checked = fsck_devices(&disks.devices());
@@ -302,7 +284,6 @@ fn examine(victim: &Victim, damaged: &[Vec<u8>; 4], outcomes: &mut Outcomes) -> 
     check_again(victim, &disks)
 }
 
-/// Checks that the old files of a used store are unchanged and can be renamed and removed.
 fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     let report = fsck_devices(&disks.devices()).map_err(|error| error.to_string())?;
     if !report.findings.is_empty() {
@@ -330,9 +311,6 @@ fn check_again(victim: &Victim, disks: &Disks) -> Result<(), String> {
     store.sync().map_err(|errno| errno.to_string())
 }
 
-/// Checks that a mount refuses every store for which `fsck` reports damage, and does not write to
-/// it.
-///
 /// Damaged pages of the database must neither make new files overwrite old ones (Trap X2) nor abort
 /// the server (Trap X3).
 #[test]
@@ -343,7 +321,6 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     let mut outcomes = Outcomes::default();
     let wanted = asked.unwrap_or(MUTATIONS);
     let mut counts = [0_u64; KINDS];
-    // Try more changes than wanted, because some change no byte and do not count.
     for number in 0..2 * wanted {
         if counts.iter().sum::<u64>() == wanted {
             break;
@@ -368,8 +345,7 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// Checks that a mount tells a damaged store from a foreign file, by the first bytes of the first
-/// page of `meta`.
+/// The first bytes of `meta` tell a damaged store from a foreign file.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use corewalk::{FileKind, FileSystem, Make, Name, Node};
 use corewalk_store::{OpenError, Store, StoreOptions, fsck};
 
-/// A directory that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -48,8 +47,7 @@ fn store_that_lost_its_database_is_not_made_anew() {
     assert!(folder.open().is_ok());
 }
 
-/// Checks that a store that has lost its database is refused, and that no new store is made there.
-/// Its log or its reserve shows that there was a store.
+/// The log or the reserve shows that there was a store, so no new one may be made.
 #[test]
 fn store_without_bytes_that_lost_its_database_is_not_made_anew() {
     let folder = Folder::new("names");
@@ -87,8 +85,6 @@ fn store_that_lost_bytes_of_files_is_refused() {
     assert!(folder.open().is_ok());
 }
 
-/// Checks that `fsck` changes no file of a store whose process was killed, and makes no file that
-/// is missing there.
 #[test]
 fn check_of_a_directory_leaves_every_file_as_it_was() {
     let (folder, copy) = (Folder::new("checked"), Folder::new("copy"));
@@ -103,7 +99,6 @@ fn check_of_a_directory_leaves_every_file_as_it_was() {
         let files = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap());
         files.map(|entry| (entry.file_name(), fs::read(entry.path()).unwrap())).collect()
     };
-    // Leave the files as a kill does, but without the reserve.
     for (name, bytes) in all(&folder).iter().filter(|(name, _)| *name != "reserve") {
         fs::write(copy.0.join(name), bytes).unwrap();
     }

@@ -1,5 +1,4 @@
-//! Tests of a host on which reads of the database fail for some time. Until reads succeed again,
-//! calls must fail with `EIO`. Afterwards all calls must succeed.
+//! While reads of the database fail, calls must fail with `EIO`. Afterwards all calls must succeed.
 
 use std::time::Duration;
 
@@ -16,8 +15,7 @@ fn name(number: usize) -> String {
     format!("{number:0100}")
 }
 
-/// Returns the devices of a store with more files than the database can cache. So some lookups must
-/// read the device.
+/// The store has more files than the database can cache, so some lookups must read the device.
 fn disks() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -30,8 +28,6 @@ fn disks() -> Disks {
     disks
 }
 
-/// Looks up all files. Returns the number of successful lookups. All other lookups must fail with
-/// `EIO`.
 fn count_found(store: &Store) -> usize {
     let root = Node::detached(1, FileKind::Directory);
     let found = (0..FILES).filter(|&number| {
@@ -66,7 +62,6 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(count_found(&store) < FILES, "the database does not try again by itself");
     assert_eq!(store.sync(), Ok(()));
     assert_eq!((count_found(&store), store.stats().commits), (FILES, commits));
-    // Later changes are kept.
     let root = Node::detached(1, FileKind::Directory);
     store.make(root, Name::new(b"new").unwrap(), &Make::new(0o644, 0, 0)).unwrap();
     assert_eq!(store.sync(), Ok(()));
@@ -76,18 +71,16 @@ fn sync_with_nothing_to_commit_ends_eio_of_reads() {
     assert!(store.lookup(root, Name::new(b"new").unwrap()).is_ok());
 }
 
-/// Reads fail, and so does an attempt to reopen the database, so the database is closed. Checks
-/// that a change in this state is not lost: the next fsync must reopen the database and commit it.
+/// A change is made while the database is closed, because reads and a reopening have failed. The
+/// next fsync must reopen the database and commit the change.
 #[test]
 fn change_after_a_failed_attempt_is_committed() {
     let disks = disks();
     let store = disks.open(&quiet().with_cache_bytes(0));
     let root = Node::detached(1, FileKind::Directory);
-    // Load the inode into memory, so that it can be changed while reads of the database fail.
     let first = store.lookup(root, Name::new(name(0).as_bytes()).unwrap()).unwrap();
     let first = Node::detached(first.ino, FileKind::Regular);
     assert_eq!(store.read(first, 0, &mut [0]), Ok(0));
-    // Commit the access time that the read has changed.
     assert_eq!(store.sync(), Ok(()));
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
@@ -102,8 +95,8 @@ fn change_after_a_failed_attempt_is_committed() {
     assert_eq!((store.read(first, 0, &mut bytes), bytes), (Ok(4), *b"kept"));
 }
 
-/// Checks that a commit succeeds on a host that has failed to read and is now full. The commit must
-/// reopen the database, find no space, and use the reserve (space for commits).
+/// A commit on a host that has failed to read and is now full must reopen the database and use the
+/// reserve (space for commits).
 #[test]
 fn commit_after_a_failed_read_has_the_reserve() {
     let disks = disks();
@@ -121,10 +114,8 @@ fn commit_after_a_failed_read_has_the_reserve() {
     disks.shared.lock().is_read_failing = true;
     assert!(count_found(&store) < FILES);
     disks.shared.lock().is_read_failing = false;
-    // Let other files take all free space of the host.
     disks.shared.lock().room = Some(disks.used());
-    // Reads have failed, so the next sync reopens the database and writes the new records. Only
-    // that write needs the reserve (space for commits on a full host).
+    // The sync reopens the database and then writes the records. Only that write needs the reserve.
     assert_eq!(store.fsync(root, false), Ok(()));
     let stats = store.stats();
     assert!(!stats.is_read_only && !stats.has_reserve, "the reserve was needed");
@@ -136,7 +127,7 @@ fn commit_after_a_failed_read_has_the_reserve() {
     }
 }
 
-/// Checks that once reads succeed again, a thread that only reads gets no more errors.
+/// A thread that only reads must get no more errors once reads succeed again.
 #[test]
 fn eio_of_reads_ends_in_time() {
     let _watchdog = Watchdog::start("the end of EIO", Duration::from_secs(120));

@@ -1,5 +1,3 @@
-//! Tests that a refused mount has changed nothing. A mount checks everything before it writes.
-//!
 //! A refused mount that changed the store would destroy evidence that an administrator needs.
 
 use std::collections::BTreeMap;
@@ -17,7 +15,7 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const BLOCK: usize = 4096;
 
-/// Makes a file whose data is too large for the log, and makes it durable with fsync.
+/// The data is too large for the log.
 fn add_large(store: &Store, name: &str) {
     let root = Node::detached(1, FileKind::Directory);
     let name = Name::new(name.as_bytes()).unwrap();
@@ -27,7 +25,6 @@ fn add_large(store: &Store, name: &str) {
     store.fsync(file, false).unwrap();
 }
 
-/// Returns a closed store with files.
 fn closed() -> Disks {
     let disks = Disks::new();
     let store = disks.open(&quiet());
@@ -37,7 +34,6 @@ fn closed() -> Disks {
     disks
 }
 
-/// Returns the devices and the tree of a killed store with several entries in its log.
 fn killed() -> ([Vec<u8>; 4], Tree) {
     let disks = closed();
     let store = disks.open(&quiet());
@@ -48,7 +44,6 @@ fn killed() -> ([Vec<u8>; 4], Tree) {
     (disks.killed().contents(), tree(&store))
 }
 
-/// Checks that a mount refuses a store and has changed no device. Returns the error.
 fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -> OpenError {
     let disks = Disks::with(contents.clone());
     disks.shared.lock().bad_byte = bad_byte;
@@ -62,10 +57,8 @@ fn refused(what: &str, contents: [Vec<u8>; 4], bad_byte: Option<(usize, u64)>) -
     error
 }
 
-/// Returns the database `meta` with a superblock that `change` has changed.
 fn with_superblock(name: &str, meta: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     const TABLE: TableDefinition<'_, &[u8; 17], &[u8]> = TableDefinition::new("corewalk");
-    // The first of all keys.
     const KEY: [u8; 17] = [0; 17];
     let name = format!("store-superblock-{}-{name}", std::process::id());
     let path = std::env::temp_dir().join(name);
@@ -115,28 +108,27 @@ fn store_whose_database_is_damaged_is_left_as_it_is() {
                 damaged += 1;
             }
         }
-        // If a page of the killed store is damaged, redb may fall back to the commit before the
-        // last one, which has the same files. So most of these mounts rightly succeed.
+        // redb may fall back to the commit before the last one, which has the same files. So most
+        // mounts of the killed store rightly succeed.
         let expected = if what == "killed" { 1 } else { 3 };
         assert!(damaged >= expected, "{what}: {damaged}");
     }
 }
 
-/// The replay of the log extends `data`. Checks that a mount notices lost file data before that,
-/// and leaves the refused store unchanged.
+/// A mount must notice lost file data before it replays the log, because the replay extends `data`.
 #[test]
 fn store_that_lost_bytes_of_files_is_left_as_it_is() {
     for (what, mut contents) in [("closed", closed().contents()), ("killed", killed().0)] {
         contents[DATA].truncate(BLOCK);
         let error = refused(what, contents.clone(), None);
         assert!(matches!(error, OpenError::DataShort { len: 4096, .. }), "{what}: {error}");
-        // `fsck` replays the log in memory, which extends the truncated device `data` again. It
-        // must still report the lost file data.
+        // `fsck` replays the log in memory, which extends `data` again. It must still report the
+        // loss.
         let found = fsck_devices(&Disks::with(contents.clone()).devices()).unwrap().findings;
         assert!(matches!(found[..], [Finding::BehindDevice(..), ..]), "{what}: {found:?}");
         if what == "closed" {
-            // A mount of a closed store may replace an unreadable log. It must not do so here,
-            // because the device `data` is too short and the mount is refused.
+            // A mount of a closed store may replace an unreadable log, but not if `data` is too
+            // short.
             let error = refused("log", contents, Some((LOG, 0)));
             assert!(matches!(error, OpenError::DataShort { .. }), "{error}");
         }
@@ -175,8 +167,8 @@ fn devices_without_a_store_are_left_as_they_are() {
     }
 }
 
-/// Checks that a mount loses nothing if a read of the host fails. A read that fails during the
-/// checks leaves the store unchanged. After a later one, the next mount must still find all files.
+/// A failed read during the checks leaves the store unchanged. After a later failure, the next
+/// mount must find all files.
 #[test]
 fn mount_whose_host_fails_to_read_loses_nothing() {
     let (contents, expected) = killed();
@@ -190,16 +182,13 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
-            // Every read of a mount has failed in one of the runs. More than half of the runs must
-            // have left the devices unchanged, because a mount makes most of its reads before its
-            // first change.
+            // A mount makes most of its reads before its first change.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }
     }
 }
 
-/// Checks that a refused mount of a directory changes no file in it and makes none.
 #[test]
 fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     let path = std::env::temp_dir().join(format!("store-refused-{}", std::process::id()));
@@ -242,7 +231,6 @@ fn directory_of_a_store_that_is_refused_is_left_as_it_is() {
     assert!(all() == before && !data.exists());
 }
 
-/// A directory that is removed on drop.
 struct Gone(std::path::PathBuf);
 
 impl Drop for Gone {

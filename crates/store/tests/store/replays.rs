@@ -12,11 +12,9 @@ use crate::memory::{Disks, Step, quiet};
 const META: usize = 0;
 const DATA: usize = 1;
 const LOG: usize = 3;
-/// Tries per crash point.
 const CRASHES: u64 = 6;
 
-/// Returns the devices and the tree of a store after a crash that lost all unsynced writes. The
-/// file data is only in the log, not in `data`.
+/// Simulates a crash that lost all unsynced writes, so the file data is only in the log.
 fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
     let disks = Disks::new();
     let store = disks.open(options);
@@ -53,8 +51,6 @@ fn log_is_read_in_pieces() {
     assert!(largest > 20_000 && largest <= 1 << 20, "{largest} bytes in one read");
 }
 
-/// Records the device calls of a mount that replays the log. `change` edits the list of these
-/// calls. Then simulates a crash after each call in the list. Returns the first error.
 fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let (contents, expected) = killed(12, &quiet());
     let mut steps = Vec::new();
@@ -68,8 +64,8 @@ fn try_points(change: impl Fn(&mut Vec<Step>)) -> Option<String> {
     let store = disks.open(&quiet());
     assert_eq!(tree(&store), expected);
     steps.extend(disks.shared.lock().log.take().unwrap());
-    // The replay ends just before the last sync of the log. Drop that sync and all later calls, so
-    // that every simulated crash is during the replay.
+    // The last sync of the log ends the replay. Drop it and all later calls, so that every crash is
+    // during the replay.
     let replayed = |step: &Step| matches!(step, Step::Sync { device: LOG });
     steps.truncate(steps.iter().rposition(replayed).unwrap());
     change(&mut steps);
@@ -95,8 +91,8 @@ fn crash_during_a_replay_keeps_confirmed_changes() {
     assert_eq!(try_points(|_| ()), None);
 }
 
-/// Checks that the crash test notices if a replay does not sync file data before the commit that
-/// makes the log void. A crash then loses the data.
+/// Without the sync of file data before the commit that makes the log void, a crash loses the data.
+/// The crash test must notice that.
 #[test]
 fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
     for device in [DATA, META] {
@@ -104,15 +100,14 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
             let begin = 8;
             for step in &mut steps[begin..] {
                 if matches!(step, Step::Sync { device: at } if *at == device) {
-                    // Replace the sync by a sync of an unused device, so that later calls keep
-                    // their indexes in `steps`.
+                    // The sync is replaced by one of an unused device, so that later calls keep
+                    // their indexes.
                     *step = Step::Sync { device: 9 };
                 }
             }
         });
-        // Without the sync of the file data, a crash must lose data. Without the sync of the
-        // database, a crash can only undo the commit. Then the log is still valid, and the next
-        // mount replays it again.
+        // Without the sync of the database, a crash can only undo the commit, and the next mount
+        // replays the log again.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

@@ -12,8 +12,8 @@ use crate::memory::{Disks, quiet};
 const THREADS: u64 = 4;
 const STEPS: usize = 3_000;
 
-/// Makes random changes in directories that all threads share. Each thread has its own names, since
-/// two calls for the same name must not overlap (rule F.1 of `FileSystem`).
+/// Two calls for the same name must not overlap (rule F.1 of `FileSystem`), so each thread has its
+/// own names.
 fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     for step in 0..STEPS {
         let (dir, other) = (*rng.pick(dirs), *rng.pick(dirs));
@@ -58,8 +58,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// One thread finds an attribute block and is about to share it, while another removes its last
-/// user. Checks that the block is not freed then. Trap T34.
+/// One thread finds a block and is about to share it, while another removes its last user. The
+/// block must not be freed then. Trap T34.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -102,8 +102,8 @@ fn threads_and_commits_leave_records_that_agree() {
 }
 
 /// Checks that equal attribute sets share blocks, with at most 1024 users each:
-/// - A change in place searches for another block with the new content, and must not find the
-///   changed block itself.
+/// - A block that is changed in place must not be found by the search for another block with the
+///   new content.
 /// - Blocks with 1024 users must not slow down a search.
 #[test]
 fn equal_sets_share_blocks_of_1024_users() {
@@ -122,8 +122,7 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block enters the index only when it is read. So read an inode of each full
-    // block and of each block with few users before the search.
+    // After a remount, a block enters the index only when it is read.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);
@@ -134,7 +133,7 @@ fn equal_sets_share_blocks_of_1024_users() {
         set(&store, 10_000 + number);
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_002));
-    // Change a block in place. Another inode that sets the same content must find this block.
+    // Another inode that sets the same content must find the block that was changed in place.
     let (one, two) = (set(&store, 20_000), set(&store, 20_002));
     let blocks = store.stats().xattr_blocks;
     store.setxattr(one, b"user.label", b"mine", XattrMode::Set).unwrap();

@@ -9,9 +9,6 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Runs two threads, each of which takes a batch of fresh slots with `take`. Returns in how many
-/// runs the main thread took the batch with the lower slot numbers, and in how many the other
-/// batch.
 fn fresh_batches(take: fn(&SlotArena<1>, &mut Vec<u32>)) -> [usize; 2] {
     Tally::of(move |tally| {
         // In a model a batch has two slots: slots 0 and 1 (slot 0 is never handed out), then slots

@@ -78,8 +78,6 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// Records that the slots from `before` up to `now` have just been handed out.
-        ///
         /// When more than half of the first block of 2 MiB has been handed out, turns that block
         /// into a huge page.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
@@ -93,8 +91,7 @@ mod mapped {
             }
         }
 
-        /// Gives the processor a hint that slot `index` is about to be read. An index out of range
-        /// has no effect.
+        /// An index out of range has no effect.
         #[inline]
         pub(in crate::arena) fn prefetch(&self, index: u32) {
             let slot = self.base.as_ptr().wrapping_add(index as usize);
@@ -154,14 +151,12 @@ mod mapped {
         }
     }
 
-    /// Returns the number of bytes to map for slots of `len` bytes. A number above [`BLOCK`], the
-    /// size of a huge page, is rounded up to a multiple of [`BLOCK`].
+    /// A number above [`BLOCK`] is rounded up to a multiple of [`BLOCK`].
     fn mapped_len(len: usize) -> usize {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// Maps `mapped_len(len)` bytes. A mapping longer than [`BLOCK`] starts at a multiple of
-    /// [`BLOCK`].
+    /// A mapping longer than [`BLOCK`] starts at a multiple of [`BLOCK`].
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
@@ -190,8 +185,7 @@ mod mapped {
         Ok(base)
     }
 
-    /// Advises the kernel to use or not to use huge pages for a part of an arena's mapping. The
-    /// kernel may ignore the advice.
+    /// The kernel may ignore the advice.
     fn advise(start: *mut c_void, len: usize, advice: Advice) {
         debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
         // SAFETY: the range lies in a mapping of the caller, and this advice concerns the size of
@@ -208,7 +202,6 @@ mod mapped {
         let _collapsed = unsafe { libc::madvise(start, BLOCK, COLLAPSE) };
     }
 
-    /// Returns true if the huge pages of this machine have the size [`BLOCK`], which is 2 MiB.
     fn has_blocks() -> bool {
         const SIZE: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
         let is_block = |size: String| size.trim().parse() == Ok(BLOCK);

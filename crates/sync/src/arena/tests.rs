@@ -132,8 +132,7 @@ fn alloc_by_one_thread_finds_what_others_freed() {
     assert_eq!(again.len(), slots.len(), "A.5");
 }
 
-/// Checks that no batch of slots has slots of both groups (`Group::Few` and `Group::Many`), even
-/// after slots were freed and reused.
+/// No batch may have slots of both groups, even after slots were freed and reused.
 #[test]
 fn slots_of_the_few_lie_together() {
     const SLOTS: usize = if cfg!(miri) { 2 * BATCH + 8 } else { 1_000 };
@@ -156,8 +155,8 @@ fn slots_of_the_few_lie_together() {
     }
 }
 
-/// Checks guarantee A.4 of `SlotArena`: an allocation for one [`Group`] uses the free slots of the
-/// other group before fresh slots.
+/// Guarantee A.4: an allocation for one [`Group`] uses the free slots of the other group before
+/// fresh slots.
 #[cfg(not(miri))]
 #[test]
 fn group_that_has_shrunk_lends_its_slots() {

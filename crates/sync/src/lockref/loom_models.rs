@@ -9,8 +9,7 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Runs two threads: the killer marks the object dead if its count is 0, and the getter takes a
-/// reference with `get`. Returns in how many runs the getter won, and in how many the killer.
+/// Counts the runs won by the getter, and by the killer.
 fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(0));
@@ -59,16 +58,13 @@ fn control_get_not_dead_in_two_steps_is_caught() {
     });
 }
 
-/// A slot with its reference count and a payload word. The thread that frees the slot overwrites
-/// the payload.
+/// The thread that frees the slot overwrites the payload.
 struct Slot {
     lockref: Lockref,
     payload: AtomicU64,
 }
 
-/// One thread drops the only reference to an object and retires its slot with `retire`. Meanwhile
-/// another thread, the getter, takes a reference. Returns in how many runs the getter failed, and
-/// in how many it succeeded.
+/// Counts the runs in which the getter failed, and succeeded.
 fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     Tally::of(move |tally| {
         let slot = Arc::new(Slot { lockref: Lockref::new(1), payload: AtomicU64::new(0) });
@@ -117,9 +113,7 @@ fn control_count_that_is_reused_as_a_link_is_caught() {
     });
 }
 
-/// Two owners each write a word and then drop their reference with `put`. The last owner must see
-/// both words. Returns in how many runs the last owner was the spawned thread, and in how many the
-/// main thread.
+/// Each owner writes a word and drops its reference with `put`. The last owner must see both words.
 fn put_by_both(put: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let object = Arc::new((Lockref::new(2), [AtomicU64::new(0), AtomicU64::new(0)]));
@@ -173,9 +167,7 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// One thread takes the lock of a lockref and reads its count twice. Meanwhile another thread takes
-/// a reference with `get`. Returns in how many runs the locker read the count before the other
-/// thread's `get`, and in how many after it.
+/// Counts runs: the count read before the `get`, or after it.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -209,9 +201,7 @@ fn control_get_that_ignores_the_lock_is_caught() {
     });
 }
 
-/// One thread locks and unlocks a lockref, and then reads its count. Meanwhile another thread takes
-/// a reference with `get`, which must not take the lock. Returns in how many runs the count was
-/// read before the `get`, and in how many after it.
+/// Counts runs: the count read before the `get`, or after it.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -227,8 +217,8 @@ fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     })
 }
 
-/// A thread holds the lock for a short time. Checks that another thread, which only counts, does
-/// not take the lock because of it. Trap T52 in `traps.md`.
+/// A thread that only counts must not take the lock because another thread holds it for a short
+/// time. Trap T52 in `traps.md`.
 #[test]
 fn transient_locker_leaves_no_locker_behind() {
     assert_all_reached(&transient_locker(Lockref::get));
@@ -248,9 +238,7 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Runs two threads. Each takes the lock of a lockref, reads and writes a word that the lock
-/// protects, and releases the lock with `unlock`. Returns in how many runs the main thread had the
-/// lock first, and in how many the other thread.
+/// Counts runs: the main thread locked first, or the other one.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

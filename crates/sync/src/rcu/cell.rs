@@ -73,8 +73,8 @@ impl<T: Send + Sync + 'static> RcuCell<T> {
     #[inline]
     #[must_use]
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> &'g T {
-        // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace` and the exchange of
-        // `update`. The reader of the new pointer also sees the whole value.
+        // ORDERING(rcu-publish): Acquire. `replace` and `update` publish the pointer with Release.
+        // Without this order, the reader could miss parts of the value.
         let ptr = self.ptr.load(Ordering::Acquire);
         // SAFETY: the pointer is not null (invariant C.1). The value was in the cell after the
         // section began, so its grace period waits for the end of the section. No thread writes to
@@ -175,8 +175,8 @@ impl<T: Send + Sync + 'static> RcuOption<T> {
     #[inline]
     #[must_use]
     pub fn read<'g>(&self, _section: &'g ReadGuard) -> Option<&'g T> {
-        // ORDERING(rcu-publish): Acquire. Pairs with the swap of `replace`. The reader of the new
-        // pointer also sees the whole value.
+        // ORDERING(rcu-publish): Acquire. `replace` publishes the pointer with Release. Without
+        // this order, the reader could miss parts of the value.
         let ptr = self.ptr.load(Ordering::Acquire);
         // SAFETY: the pointer is null, or it points to a value that was not retired before this
         // read section began. A retired value is dropped after a grace period, which waits for the
@@ -231,8 +231,7 @@ impl<T> Retired<T> {
     }
 }
 
-/// Frees the value at `old` after a grace period. The caller has taken `old` out of an [`RcuCell`]
-/// or [`RcuOption`].
+/// The caller has taken `old` out of an [`RcuCell`] or [`RcuOption`].
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
     // Call a method, so that the closure captures `retired` as a whole and not its bare pointer,

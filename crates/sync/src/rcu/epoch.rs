@@ -33,7 +33,7 @@ use corewalk_base::{
 };
 use std::{cell::Cell, time::Duration};
 
-/// If more closures than this number wait for a grace period, `defer` itself frees garbage.
+/// Above this number of waiting closures, `defer` itself frees garbage.
 const GARBAGE_HIGH: i64 = 4096;
 
 /// In one of this many calls of `defer`, a thread compares the number of waiting closures with
@@ -62,7 +62,6 @@ pub(super) fn enter() -> Section {
     crossbeam_epoch::pin()
 }
 
-/// Runs `reclaim` once, after every read section that is open now has ended.
 pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     GARBAGE.add(1);
     let pin = crossbeam_epoch::pin();
@@ -85,13 +84,14 @@ pub(super) fn synchronize() {
     assert!(!crossbeam_epoch::is_pinned(), "synchronize inside a read section waits for itself");
     let ended = Arc::new(AtomicBool::new(false));
     let signal = Arc::clone(&ended);
-    // ORDERING(grace-end): Release. Pairs with the load of `ended`. So the accesses inside the
-    // ended sections happen before all accesses after `synchronize`.
+    // ORDERING(grace-end): Release. `synchronize` loads `ended` with Acquire. Without this order,
+    // accesses inside the ended sections could come after `synchronize`.
     defer(move || signal.store(true, Ordering::Release));
     let mut tries = 0;
     loop {
         crossbeam_epoch::pin().flush();
-        // ORDERING(grace-end): Acquire. Pairs with the store of `true` in the closure above.
+        // ORDERING(grace-end): Acquire. The closure above stores `true` with Release. Without this
+        // order, accesses after `synchronize` could come before the end of the sections.
         if ended.load(Ordering::Acquire) {
             return;
         }

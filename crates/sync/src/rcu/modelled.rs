@@ -63,16 +63,14 @@ pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     reclaim_if_quiet(0);
 }
 
-/// Waits until no read section is open. If the caller itself is in a read section, the call never
-/// returns.
+/// If the caller itself is in a read section, the call never returns.
 pub(super) fn synchronize() {
     while DOMAIN.lock().open != 0 {
         thread::yield_now();
     }
 }
 
-/// Subtracts `ended` from the number of open read sections. If no read section is left open, runs
-/// the deferred closures.
+/// If no read section is left open, runs the deferred closures.
 fn reclaim_if_quiet(ended: usize) {
     let due = {
         let mut domain = DOMAIN.lock();

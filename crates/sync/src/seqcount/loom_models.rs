@@ -10,7 +10,6 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// The functions that a model runs: two for the writer, and the reader's check.
 #[derive(Clone, Copy)]
 struct Protocol {
     write_begin: fn(&SeqCount),
@@ -24,8 +23,7 @@ const REAL: Protocol = Protocol {
     read_retry: SeqCount::read_retry,
 };
 
-/// Runs one writer and one reader. Returns in how many runs the reader retried, saw the old words,
-/// and saw the new words.
+/// Counts runs: the reader retried, saw old words, saw new words.
 fn outcomes(protocol: Protocol) -> [usize; 3] {
     Tally::of(move |tally| {
         let shared = Arc::new((SeqCount::new(), AtomicU64::new(0), AtomicU64::new(0)));

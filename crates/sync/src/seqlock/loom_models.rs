@@ -38,8 +38,6 @@ impl Pair {
     }
 }
 
-/// The type of a function that reads both words of a [`Pair`]. It returns the pass that succeeded
-/// (optimistic or locked), and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
 fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
@@ -49,9 +47,7 @@ fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
     })
 }
 
-/// Runs a writer, which changes two words, and a reader of these words. Returns three numbers of
-/// runs: the reader saw the old words without the lock, saw the new words without the lock, or
-/// needed the lock.
+/// Counts runs: old words without the lock, new ones, or locked.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -68,16 +64,16 @@ fn outcomes(read: Read) -> [usize; 3] {
     })
 }
 
-/// Checks that a reader sees both words of the same write section, even if a writer runs at the
-/// same time. A reader that never takes the lock may retry for ever. Trap T29 in `traps.md`.
+/// A reader must see both words of the same write section. A reader that never takes the lock may
+/// retry for ever. Trap T29 in `traps.md`.
 #[test]
 fn read_or_lock_beside_a_writer_sees_a_whole_section() {
     assert_all_reached(&outcomes(read_or_lock));
 }
 
-/// Control (a variant with the bug must fail): a reader that was disturbed by a writer reads both
-/// words again, without the writers' lock. So it may see one word of the old pair and one of the
-/// new pair. Trap T29 in `traps.md`.
+/// Control (a variant with the bug must fail): a disturbed reader reads both words again, without
+/// the writers' lock. So it may see one word of the old pair and one of the new pair. Trap T29 in
+/// `traps.md`.
 #[test]
 #[should_panic(expected = "torn section")]
 fn control_second_pass_without_the_lock_is_caught() {
@@ -92,8 +88,7 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// One thread locks a `SeqLock` with `hold` while an optimistic reader runs. Returns in how many
-/// runs the lock was free during the read, and in how many it was held.
+/// Counts runs: the lock was free during the read, or held.
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

@@ -13,7 +13,6 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// A lock, the two words that it protects, and the number of shared readers that hold it.
 #[derive(Default)]
 struct Pair {
     lock: SeqRwLock,
@@ -36,13 +35,9 @@ impl Pair {
     }
 }
 
-/// A function that reads both words of a [`Pair`]. Returns the pass (optimistic or locked) that
-/// succeeded, and the words.
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
-/// Runs a writer, which changes two words, and a reader of these words at the same time. Returns
-/// three numbers of runs: the reader saw the old words without the lock, saw the new words without
-/// the lock, or needed the lock.
+/// Counts runs: old words without the lock, new ones, or locked.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -89,8 +84,7 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Runs two shared readers, and a writer that writes with `write`. Returns how often a reader got
-/// the lock alone, and how often while the other reader held it too.
+/// Returns how often a reader got the lock alone, and how often while the other reader held it too.
 fn shared(write: fn(&Pair)) -> [usize; 2] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -130,8 +124,7 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// One thread calls `hold`, which locks a `SeqRwLock`, while an optimistic reader reads. Returns in
-/// how many runs the reader found the lock free, and in how many it found the lock held.
+/// Counts runs: the lock was free during the read, or held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

@@ -14,12 +14,6 @@ use super::*;
 use crate::attr::mode;
 use crate::name::Name;
 
-/// At first the name `A` refers to the file with the inode number 7, which is in use. The function
-/// invalidates the name's directory. Then it adds the name to the cache again with `publish`, for
-/// the file with the inode number `says`.
-///
-/// During `publish`, a reader looks the name up with `look`. Returns how often the reader missed
-/// the name, and how often it found the name.
 fn put_back_against_lookup(
     says: u64,
     look: fn(&Dcache, ParentKey) -> Option<u64>,
@@ -37,8 +31,9 @@ fn put_back_against_lookup(
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, over) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `over`. If this load returns
-                // 1, the lookup sees the finished publication.
+                // ORDERING: Acquire. The main thread stores 1 to `over` with Release after
+                // `publish`. Without Acquire, the lookup could miss the published name although
+                // `over` is 1.
                 let is_over = over.load(Ordering::Acquire) == 1;
                 let found = look(dcache, key);
                 assert!(found.is_none_or(|ino| ino == says), "T25: an invalidated answer");
@@ -48,8 +43,8 @@ fn put_back_against_lookup(
         });
         let (dcache, over) = &*shared;
         publish(dcache, key, node);
-        // ORDERING: Release. Pairs with the reader's load of `over`. If that load returns 1, the
-        // reader's lookup sees all stores of `publish`.
+        // ORDERING: Release. The reader loads `over` with Acquire. Without Release, its lookup
+        // could miss stores of `publish` although `over` is 1.
         over.store(1, Ordering::Release);
         reader.join().unwrap();
     })
@@ -78,17 +73,16 @@ fn count(dcache: &Dcache, _key: ParentKey) -> Option<u64> {
     Some(ino)
 }
 
-/// A stale answer must not enter the cache after an invalidation. Here the name refers to the same
-/// file before and after the invalidation. So a lookup may find the old dentry, but only after
-/// `publish` has made it valid again. Trap T25 in `traps.md`.
+/// A dentry that becomes valid again after an invalidation must refer to its file before a lookup
+/// finds it. Trap T25 in `traps.md`.
 #[test]
 fn name_that_is_taken_back_is_found_whole_or_not() {
     assert_all_reached(&put_back_against_lookup(7, look, publish_node));
     assert_all_reached(&put_back_against_lookup(7, count, publish_node));
 }
 
-/// A stale answer must not enter the cache after an invalidation. Here the name refers to another
-/// file after the invalidation, so no lookup may find the old dentry. Trap T25 in `traps.md`.
+/// After an invalidation the name refers to another file, so no lookup may find the old dentry.
+/// Trap T25 in `traps.md`.
 #[test]
 fn name_that_became_another_file_is_not_taken_back() {
     assert_all_reached(&put_back_against_lookup(8, look, publish_node));
@@ -110,17 +104,11 @@ fn control_dentry_that_is_put_back_for_another_file_is_caught() {
     });
 }
 
-/// Invalidates all names in the directory of `key`. Returns the parent key that its children have
-/// from then on.
 fn invalidate(dcache: &Dcache, key: ParentKey) -> ParentKey {
     dcache.invalidate_directory(key.parent());
     dcache.directory(key.parent()).unwrap().key
 }
 
-/// First makes a directory that is in use, and calls `before` to prepare the cache. Then one thread
-/// adds the directory's name to the cache again, with `publish`, while another marks the directory
-/// as a mount point. Returns in how many schedules the mark came first, and in how many the name
-/// did.
 fn publish_against_mount(
     before: fn(&Dcache, ParentKey) -> ParentKey,
     publish: fn(&Dcache, ParentKey, DentryInode) -> DentrySlot,
@@ -154,17 +142,16 @@ fn publish_directory(dcache: &Dcache, key: ParentKey, node: DentryInode) -> Dent
     dcache.publish(key, &lookup_key_a(dcache), Some(node), &lock_name_a(dcache, key)).unwrap()
 }
 
-/// `publish` looks a dentry up and then locks it. In between, another thread may mark the dentry as
-/// a mount point. Here the name of a directory in use was invalidated, and is added again. The
-/// directory must keep its dentry. Trap T55 in `traps.md`.
+/// A directory in use must keep its dentry when its name is added again after an invalidation.
+/// Another thread may mark the dentry as a mount point meanwhile. Trap T55 in `traps.md`.
 #[test]
 fn directory_that_is_taken_back_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(invalidate, publish_directory));
 }
 
-/// Control (a variant with the bug must fail): `publish` searches only once for the directory's
-/// dentry from before the invalidation. If another thread then marks this dentry as a mount point,
-/// `publish` makes a second dentry instead of reusing it. Trap T55 in `traps.md`.
+/// Control (a variant with the bug must fail): `publish` looks for the old dentry only once. If
+/// another thread then marks it as a mount point, `publish` makes a second dentry. Trap T55 in
+/// `traps.md`.
 #[test]
 #[should_panic(expected = "a directory in use has a second dentry")]
 fn control_take_back_that_looks_once_is_caught() {
@@ -179,7 +166,7 @@ fn control_take_back_that_looks_once_is_caught() {
 }
 
 /// A directory whose name is added twice must keep its dentry, even if another thread marks it as a
-/// mount point meanwhile. The directory is never invalidated. Trap T55 in `traps.md`.
+/// mount point meanwhile. Trap T55 in `traps.md`.
 #[test]
 fn directory_that_is_entered_twice_beside_a_mount_keeps_its_dentry() {
     assert_all_reached(&publish_against_mount(|_, key| key, publish_directory));
@@ -202,9 +189,6 @@ fn control_publish_that_looks_once_is_caught() {
     );
 }
 
-/// Exchanges `A` and `B` with `exchange`, while a reader looks up `A` and then `B`. Returns how
-/// often both lookups came before the exchange, how often it came between them, and how often both
-/// came after it.
 fn exchange_against_lookups(exchange: fn(&Dcache, DentrySlot, DentrySlot)) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -263,9 +247,6 @@ fn control_exchange_in_two_sections_is_caught() {
     });
 }
 
-/// First calls `prepare`. Then one thread adds an answer of the back end to the cache with
-/// `enter_as`, while another invalidates the name and looks it up. Returns in how many schedules
-/// the invalidation came too late to forbid the caching, and in how many it came in time.
 fn enter_against_invalidation(
     prepare: fn(&Dcache, ParentKey, DentryInode),
     enter_as: fn(&Dcache, ParentKey, DentryInode, &KeyGuard<'_>),
@@ -293,14 +274,12 @@ fn publish_claimed(dcache: &Dcache, key: ParentKey, node: DentryInode, in_lookup
     dcache.publish(key, &lookup_key_a(dcache), Some(node), in_lookup).unwrap();
 }
 
-/// Enters the name, and invalidates it with its directory.
 fn publish_invalidated(dcache: &Dcache, key: ParentKey, node: DentryInode) {
     publish_node(dcache, key, node);
     dcache.make_name_stale(key, &lookup_key_a(dcache));
 }
 
-/// After an invalidation has returned, no lookup may find an older answer. The test covers a new
-/// name, a name that was cached before, and the target of a rename. Trap T25 in `traps.md`.
+/// After an invalidation has returned, no lookup may find an older answer. Trap T25 in `traps.md`.
 #[test]
 fn answer_from_before_an_invalidation_is_not_found() {
     let nothing = |_: &Dcache, _: ParentKey, _: DentryInode| ();
@@ -318,12 +297,8 @@ fn answer_from_before_an_invalidation_is_not_found() {
     }));
 }
 
-/// Control (a variant with the bug must fail): `publish` checks before its write section whether an
-/// invalidation has cancelled the fill (the caching of the answer). That is too early. Trap T25 in
-/// `traps.md`.
-///
-/// An invalidation between the check and the write section does not find the name, which is not
-/// valid yet. So a stale answer may stay in the cache.
+/// Control (a variant with the bug must fail): `publish` looks for an invalidation before its write
+/// section, so it misses a later one. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an invalidated answer")]
 fn control_claim_that_is_asked_too_early_is_caught() {

@@ -10,12 +10,6 @@ use crate::name::Name;
 use crate::tmpfs::{Tmpfs, TmpfsOptions};
 use crate::vfs::VfsOptions;
 
-/// Adds several dentries of the name `to` to the cache, and then renames the file `from` to `to`.
-/// `entered` describes these dentries in order: `Some` stands for a dentry of another file, `None`
-/// for a negative dentry.
-///
-/// Returns the inodes that the name `to` has after the rename, and the inode of the moved file.
-/// `target` is the index in `entered` of the dentry that the rename gets as its target.
 fn inodes_after_rename(
     entered: &[Option<()>],
     target: Option<usize>,
@@ -57,8 +51,8 @@ fn inodes_after_rename(
     (inodes, moved.slot)
 }
 
-/// After a rename the target name must lead to the moved file only. Another dentry of this name,
-/// unknown to the rename, must be gone, whatever its position in the bucket.
+/// After a rename the target name must lead to the moved file only, whatever other dentries of that
+/// name the cache has.
 #[test]
 fn name_that_is_renamed_to_has_the_moved_file_alone() {
     const FILE: Option<()> = Some(());

@@ -25,8 +25,6 @@ struct Shared {
 }
 
 impl Shared {
-    /// Reads the name from the back end, as a listing does, and adds it to the cache if no change
-    /// of the name was counted. Returns the number of the added file, or 0.
     fn list(&self) -> u64 {
         let mark = self.listings.begin(DIRECTORY);
         let entry = *self.backend.lock();
@@ -43,8 +41,6 @@ impl Shared {
     }
 }
 
-/// Runs `change` on one thread and a listing on another. Counts how often the listing added
-/// nothing, the old file, and the new file to the cache.
 fn list_against(change: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Arc::new(Shared {
@@ -64,8 +60,6 @@ fn list_against(change: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// Changes the name in the back end and in the cache, under the name's in-lookup lock, and counts
-/// the change with `counts`.
 fn change_with(shared: &Shared, counts: fn(&Listings)) {
     let _in_lookup = shared.locks.lock(KEY);
     *shared.backend.lock() = NEW;
@@ -73,9 +67,8 @@ fn change_with(shared: &Shared, counts: fn(&Listings)) {
     counts(&shared.listings);
 }
 
-/// A listing must not add the old file of a name that another thread changes. That thread
-/// increments the directory's count of changes before it releases the in-lookup lock (invariant L.1
-/// of `listings`), so the listing sees the change under this lock. Trap T25 in `traps.md`.
+/// A listing must not add the old file of a name that another thread changes (invariant L.1 of
+/// `listings`). Trap T25 in `traps.md`.
 #[test]
 fn listing_beside_a_change_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| {
@@ -105,9 +98,6 @@ fn control_change_that_counts_itself_before_the_call_is_caught() {
     });
 }
 
-/// Runs a listing on one thread, and a change of the name on another. The listing calls `begin`
-/// before it reads from the back end. The changing thread calls `counts` after its change. Returns
-/// how often the listing added nothing, the old file, and the new file to the cache.
 fn list_without_locks(
     begin: fn(&Listings) -> ListingMark<'_>,
     counts: fn(&Listings),
@@ -185,8 +175,6 @@ fn control_listing_without_a_fence_is_caught() {
     list_without_locks(begin, |listings| drop(listings.change(DIRECTORY)));
 }
 
-/// Changes the name in the back end, as another program does, and then invalidates the name. The
-/// invalidation calls `first` and `second`, and then drops the name from the cache.
 fn invalidate_with(shared: &Shared, first: fn(&Shared), second: fn(&Shared)) {
     *shared.backend.lock() = NEW;
     first(shared);
@@ -202,9 +190,8 @@ fn cancel_fill(shared: &Shared) {
     shared.locks.cancel_fill(KEY);
 }
 
-/// A listing must not add an old file while another thread invalidates the name. The invalidation
-/// increments the directory's count of changes, and then forbids the holder of the name's in-lookup
-/// lock to cache its answer (invariant L.2 of `listings`). Traps T25 and P12 in `traps.md`.
+/// A listing must not add an old file while another thread invalidates the name (invariant L.2 of
+/// `listings`). Traps T25 and P12 in `traps.md`.
 #[test]
 fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));

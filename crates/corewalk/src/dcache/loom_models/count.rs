@@ -10,16 +10,12 @@ use super::*;
 use crate::dcache::change::Mounted;
 use crate::dentry::Line;
 
-/// The number of the root in [`cache`].
 const ROOT_INO: u64 = 1;
 
-/// Looks `A` up by number.
 fn count(dcache: &Dcache) -> Option<u64> {
     dcache.get_by_ino(ROOT_INO, A).map(|inode| dcache.inodes.ino(inode))
 }
 
-/// Like [`Dcache::get_by_ino`], with other checks of the parent (`is_parent`) and of the dentry
-/// (`is_unchanged`).
 fn count_with(
     dcache: &Dcache,
     is_parent: fn(&Dcache, ParentKey) -> bool,
@@ -48,9 +44,6 @@ fn is_child_of_root(dcache: &Dcache, key: ParentKey) -> bool {
     dcache.is_parent(key, ROOT_INO)
 }
 
-/// Invalidates the directory of `A`, and then lets `A` refer to a second file. Meanwhile a reader
-/// looks up `A` with `count`. Counts how often it missed, found the first file, and found the
-/// second.
 fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -63,8 +56,9 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
             let shared = Arc::clone(&shared);
             move || {
                 let (dcache, told) = &*shared;
-                // ORDERING: Acquire. Pairs with the `Release` store to `told`. If this load returns
-                // 1, the invalidation happened before the reader's lookup.
+                // ORDERING: Acquire. The main thread stores 1 to `told` with Release after the
+                // invalidation. Without Acquire, the lookup could miss the invalidation although
+                // `told` is 1.
                 let is_told = told.load(Ordering::Acquire) == 1;
                 let found = count(dcache);
                 assert!(!(is_told && found == Some(7)), "T25: an invalidated answer");
@@ -74,8 +68,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
         });
         let (dcache, told) = &*shared;
         dcache.invalidate_directory(key.parent());
-        // ORDERING: Release. Pairs with the reader's load of `told`. If that load returns 1, this
-        // invalidation happened before the reader's lookup.
+        // ORDERING: Release. The reader loads `told` with Acquire. Without Release, its lookup
+        // could miss the invalidation although `told` is 1.
         told.store(1, Ordering::Release);
         let now = dcache.directory(key.parent()).unwrap().key;
         let in_lookup = lock_name_a(dcache, now);
@@ -84,8 +78,8 @@ fn invalidate_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// A lookup that starts after an invalidation must not return an older answer. The invalidation
-/// increments the directory's child generation, which the lookup checks. Trap T25 in `traps.md`.
+/// A lookup that starts after an invalidation must not return an older answer. Trap T25 in
+/// `traps.md`.
 #[test]
 fn count_beside_an_invalidation_is_not_stale() {
     assert_all_reached(&invalidate_against_count(count));
@@ -105,17 +99,12 @@ fn control_count_without_a_look_at_the_parent_is_caught() {
     });
 }
 
-/// The slot of an evicted file that another file gets.
 #[derive(Clone, Copy, PartialEq)]
 enum Reuse {
     Inode,
     Dentry,
 }
 
-/// Evicts the dentry of `A`. If that succeeds, another file gets the freed slot of the dentry or of
-/// the inode, as `reuse` says. Meanwhile a reader calls `count`, which looks `A` up and takes a
-/// reference on its inode. Returns how often `count` missed `A`, and how often it took the
-/// reference.
 fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -148,16 +137,15 @@ fn reuse_against_count(count: fn(&Dcache) -> Option<u64>, reuse: Reuse) -> [usiz
     })
 }
 
-/// A lookup of `A` must take a reference on the inode of `A` or none. During the lookup, the dentry
-/// of `A` is evicted and another file gets the slot of its inode. Traps T5, T55 and P5 in
-/// `traps.md`.
+/// A lookup must never take a reference on another inode. Here `A` is evicted during its lookup,
+/// and another file gets the slot of its inode. Traps T5, T55 and P5 in `traps.md`.
 #[test]
 fn count_beside_eviction_and_reuse_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Inode));
 }
 
-/// A lookup of `A` must take a reference on the inode of `A` or none, even if another name gets the
-/// slot of the dentry during the lookup. Traps T5, T55 and P5 in `traps.md`.
+/// A lookup must never take a reference on another inode. Here another name gets the slot of the
+/// dentry during the lookup. Traps T5, T55 and P5 in `traps.md`.
 #[test]
 fn count_beside_reuse_of_the_dentry_is_of_that_inode_or_none() {
     assert_all_reached(&reuse_against_count(count, Reuse::Dentry));
@@ -173,19 +161,15 @@ fn control_count_without_a_last_look_is_caught() {
     reuse_against_count(count, Reuse::Inode);
 }
 
-/// The weight of one client lookup (a unit of FUSE's `nlookup`) in an inode's reference count. Any
-/// other reference weighs 1.
+/// The weight of one client lookup (a unit of FUSE's `nlookup`) in an inode's reference count.
 const LOOKUP: u64 = 8;
 
-/// Looks `A` up for a FUSE client. Such a lookup adds [`LOOKUP`] to the inode's reference count: 1
-/// when the reference is taken, and [`LOOKUP`] - 1 after the validation.
 fn count_for_client(dcache: &Dcache) -> Option<u64> {
     let inode = dcache.get_by_ino(ROOT_INO, A)?;
     dcache.inodes.lockref(inode).get_many(LOOKUP - 1);
     Some(dcache.inodes.ino(inode))
 }
 
-/// A wrong variant of [`count_for_client`]: adds the whole [`LOOKUP`] before the validation.
 fn count_at_once(dcache: &Dcache) -> Option<u64> {
     let lookup_key = lookup_key_a(dcache);
     let hash = lookup_key.hash.child(directory_id(0, ROOT_INO)) as u32;
@@ -209,8 +193,7 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Plays a faulty client that forgets a lookup which it has not made. If the inode's reference
-/// count is at least [`LOOKUP`], subtracts [`LOOKUP`] and returns true.
+/// Plays a faulty client that forgets a lookup which it has not made.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;
@@ -220,10 +203,6 @@ fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     is_there
 }
 
-/// A reader looks `A` up for a client with `count`, which adds [`LOOKUP`] to the inode's reference
-/// count. Meanwhile the main thread changes the dentry of `A`, and plays a faulty client that
-/// forgets one lookup too many. Returns how often the lookup failed, how often its references
-/// stayed, and how often the faulty client took them.
 fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -248,8 +227,8 @@ fn forget_against_count(count: fn(&Dcache) -> Option<u64>) -> [usize; 3] {
     })
 }
 
-/// A faulty client that forgets too often must not take away references of other users. The
-/// reference of a lookup in progress does not belong to the client yet. Trap P5 in `traps.md`.
+/// A faulty client that forgets too often must not take away references of other users. Trap P5 in
+/// `traps.md`.
 #[test]
 fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
     assert_all_reached(&forget_against_count(count_for_client));
@@ -257,7 +236,7 @@ fn count_beside_a_wrong_forget_keeps_the_references_of_others() {
 
 /// Control (a variant with the bug must fail): the lookup counts the client's reference
 /// ([`LOOKUP`]) before it validates the dentry. A faulty client can then drop this reference too
-/// early. If the validation fails, the lookup drops it again. Trap P5 in `traps.md`.
+/// early. Trap P5 in `traps.md`.
 #[test]
 #[should_panic(expected = "lockref put without a reference")]
 fn control_count_in_one_step_is_caught() {

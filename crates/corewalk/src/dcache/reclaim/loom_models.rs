@@ -14,13 +14,10 @@ use crate::slot::Seq;
 
 const PREEMPTIONS: usize = 2;
 
-/// Evicts a dentry, if it is unused.
 fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
 }
 
-/// Evicts a dentry and uses its slot for another name. Meanwhile a reader of the old dentry takes a
-/// reference with `get`. Returns how often the reader failed, and how often it got one.
 fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -49,9 +46,8 @@ fn evict_against_get(get: fn(&Dcache, DentrySlot, Seq) -> bool) -> [usize; 2] {
     })
 }
 
-/// An eviction and a reader's attempt to take a reference must not both succeed. The reader must
-/// never get a reference on the next dentry in the slot. Traps T5, T7, T17, T18 and T55 in
-/// `traps.md`.
+/// A reader must never get a reference on the next dentry in the slot of an evicted dentry. Traps
+/// T5, T7, T17, T18 and T55 in `traps.md`.
 #[test]
 fn get_beside_eviction_and_reuse_has_one_winner() {
     assert_all_reached(&evict_against_get(Dcache::get));
@@ -68,9 +64,6 @@ fn control_get_that_validates_first_is_caught() {
     });
 }
 
-/// Evicts the only name of an inode with `evict`. Meanwhile a reader that has found the name takes
-/// a reference on the inode. Returns how often the reader failed, and how often it got the
-/// reference.
 fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();
@@ -114,8 +107,6 @@ fn control_eviction_that_only_looks_at_the_count_is_caught() {
     });
 }
 
-/// Two threads run `evict` for the two names of an inode in use. Returns how often the spawned
-/// thread's name stayed, and how often it was evicted.
 fn evict_both_names(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2] {
     Tally::of_bounded(PREEMPTIONS, move |tally| {
         let (dcache, key) = cache();

@@ -1,4 +1,4 @@
-//! The depot of an inode table: the free slots that are in no shard's free list, by segment (64
+//! The depot: free slots of an inode table that are in no shard's free list, grouped by segment (64
 //! slots that are allocated together).
 //!
 //! A segment whose 64 slots are all in the depot (the pool of free slots) has no inodes, and can be
@@ -6,30 +6,23 @@
 
 use super::SEGMENT_SLOTS;
 
-/// Number of segments (64 inode slots each) without inodes that the depot (the pool of free slots)
-/// keeps. The slots of 32 segments use 256 KiB.
+/// Number of fully free segments that the depot keeps. The slots of 32 segments use 256 KiB.
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
-/// The free slots that are in no shard's free list. All fields are protected by
-/// `InodeTable::depot`.
+/// All fields are protected by `InodeTable::depot`.
 #[derive(Default)]
 pub(super) struct Depot {
-    /// A bitmap of free slots per segment.
     free: Vec<u64>,
-    /// The segments (of 64 inode slots) of which the depot may have free slots. May contain a
-    /// segment twice, or one without free slots.
+    /// Segments that may have free slots. A segment may occur twice, or have no free slots.
     partial: Vec<u32>,
-    /// The number of fully free segments.
     whole: u32,
-    /// Segments that are freed and can be allocated again.
     retired: Vec<u32>,
 }
 
 impl Depot {
-    /// Adds free inode slots to this pool. Of a segment whose 64 slots are all free, the depot
-    /// keeps up to `SPARE_SEGMENTS` as spares. It removes the slots of any further such segment,
-    /// and passes the segment to `retire`. The caller must then free it.
+    /// Keeps up to `SPARE_SEGMENTS` fully free segments. Passes any further one to `retire`, and
+    /// the caller must then free it.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;
@@ -53,8 +46,6 @@ impl Depot {
         }
     }
 
-    /// Moves the free slots of one segment (of 64 inode slots) from the depot to the end of
-    /// `slots`, the lowest last. Moves nothing if the depot is empty.
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
             // There is no free slot (a set bit) if the segment was freed, or was in `partial`
@@ -70,17 +61,14 @@ impl Depot {
         }
     }
 
-    /// Records that a segment is freed.
     pub(super) fn note_retired(&mut self, segment: u32) {
         self.retired.push(segment);
     }
 
-    /// Takes a freed segment, to allocate it again.
     pub(super) fn take_retired(&mut self) -> Option<u32> {
         self.retired.pop()
     }
 
-    /// Returns the number of freed segments.
     pub(super) fn retired(&self) -> usize {
         self.retired.len()
     }

@@ -50,16 +50,12 @@ use super::set::Set;
 pub(super) const USERS_MAX: u32 = 1024;
 /// A search compares at most this many blocks that have the key (hash) of the wanted content.
 const LOOKS_MAX: u32 = 4;
-/// Slots of a segment.
 const SEGMENT_SLOTS: u32 = 64;
-/// Levels of segments: level n has 2^n.
 const LEVELS: usize = 26;
 
-/// A set of attributes, private or shared.
 #[derive(Debug, Default)]
 pub(in crate::tmpfs) struct Block {
     pub(super) set: Set,
-    /// The key of its entry, if it has a number.
     key: u64,
     /// 0 while the block is private.
     number: u32,
@@ -68,24 +64,20 @@ pub(in crate::tmpfs) struct Block {
 }
 
 impl Block {
-    /// Returns a private block.
     pub(super) fn private(set: Set) -> Block {
         Block { set, ..Block::default() }
     }
 
-    /// Returns true if the block is private to one inode.
     pub(super) fn is_private(&self) -> bool {
         self.number == 0
     }
 
-    /// Returns the set.
     pub(in crate::tmpfs) fn set(&self) -> &Set {
         &self.set
     }
 }
 
-/// A slot for a shared set of attributes, with the number of its users. All fields are protected by
-/// the mutex of the slot.
+/// All fields are protected by the mutex of the slot.
 #[derive(Default)]
 struct BlockSlot {
     users: u32,
@@ -94,29 +86,20 @@ struct BlockSlot {
 
 type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 
-/// The condition on which a user releases a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
-    /// Always.
     Always,
-    /// The last user of the block (a shared set of attributes) releases it and gets its content. A
-    /// caller that is not the last user stays a user.
+    /// Releases the shared set only if the caller is its last user, which then gets the content.
+    /// Otherwise the caller stays a user.
     IfLast,
 }
 
-/// The result of a release.
 pub(super) enum Released {
-    /// The caller was the only user of the shared set, which is now its own.
     Last(Block),
-    /// Other inodes use the shared set too. The caller passed [`Leave::IfLast`], so its inode still
-    /// uses the set.
     Shared(Arc<Block>),
-    /// The caller ([`Leave::Always`]) has left the shared set, which has other users.
     Left,
 }
 
-/// The shared blocks, by content.
-///
 /// # Invariants
 /// K.1 to K.3.
 pub(super) struct Blocks {
@@ -126,13 +109,11 @@ pub(super) struct Blocks {
     /// The slots of the shared blocks, indexed by block number. Each slot is protected by its own
     /// mutex.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
-    /// Searches that found an equal set, and searches that found none.
     hits: ShardedCounter,
     misses: ShardedCounter,
 }
 
 impl Blocks {
-    /// Returns an empty store, or None without address space.
     pub(super) fn new() -> Option<Blocks> {
         let options = MbcacheOptions::default().with_users_max(USERS_MAX);
         let cache = Mbcache::new(options).ok()?;
@@ -142,7 +123,6 @@ impl Blocks {
         Some(Blocks { cache, numbers, levels, hits, misses })
     }
 
-    /// Finds a shared block with the content of `set`, and makes the caller one of its users.
     pub(super) fn find(&self, key: u64, set: &Set) -> FindResult {
         let result = self.search(key, set);
         let searches = match result {
@@ -178,8 +158,7 @@ impl Blocks {
         if found.is_none() { FindResult::NotFound } else { FindResult::Collisions }
     }
 
-    /// Turns a private set of attributes into a shared one, whose only user is the caller. Without
-    /// a free block number, the set stays private.
+    /// Without a free block number, the set stays private.
     pub(super) fn enter(&self, key: u64, mut block: Block) -> Arc<Block> {
         let Some(number) = self.numbers.alloc() else { return Arc::new(block) };
         (block.key, block.number) = (key, number);
@@ -193,7 +172,6 @@ impl Blocks {
         block
     }
 
-    /// Removes a user from a shared block, on the condition `leave`.
     pub(super) fn release(&self, block: Arc<Block>, leave: Leave) -> Released {
         let (key, number) = (block.key, block.number);
         let mut slot = self.slot(number).lock();
@@ -225,12 +203,10 @@ impl Blocks {
         Released::Last(Block::private(block.set))
     }
 
-    /// Returns how many blocks there are.
     pub(super) fn len(&self) -> u64 {
         self.numbers.in_use()
     }
 
-    /// Returns the counters of the searches and of the index.
     pub(super) fn counts(&self) -> IndexCounts {
         let get = |counter: &ShardedCounter| counter.sum().max(0) as u64;
         let (hits, misses, stats) = (get(&self.hits), get(&self.misses), self.cache.stats());
@@ -249,24 +225,17 @@ impl Blocks {
     }
 }
 
-/// The counters of the index of shared sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::tmpfs) struct IndexCounts {
-    /// Searches that found an equal set.
     pub(in crate::tmpfs) hits: u64,
-    /// Searches that found none.
     pub(in crate::tmpfs) misses: u64,
-    /// Entries now.
     pub(in crate::tmpfs) entries: u64,
-    /// Entries dropped to make room.
     pub(in crate::tmpfs) reclaimed: u64,
 }
 
-/// The result of a search for a content.
 pub(super) enum FindResult {
     /// A block, with the caller as a new user.
     Block(Arc<Block>),
-    /// No block has the key.
     NotFound,
     /// Several blocks have the key and another content.
     Collisions,
@@ -277,13 +246,10 @@ pub(super) mod audit {
     use super::*;
 
     impl Blocks {
-        /// Returns the number of a shared block.
         pub(in crate::tmpfs::xattr) fn number_of(block: &Block) -> Option<u32> {
             (!block.is_private()).then_some(block.number)
         }
 
-        /// Returns the user counts of all blocks in use, by block number. Checks that a slot
-        /// without a block has no users (invariant K.1).
         pub(in crate::tmpfs::xattr) fn collect_users(&self) -> Vec<(u32, u32)> {
             let slots = (1..self.numbers.len_touched()).map(|number| {
                 let slot = self.slot(number).lock();
@@ -293,7 +259,6 @@ pub(super) mod audit {
             slots.filter(|&(_, users)| users > 0).collect()
         }
 
-        /// Returns the number of entries in the cache.
         pub(in crate::tmpfs::xattr) fn entries(&self) -> u64 {
             self.cache.stats().entries
         }

@@ -33,42 +33,29 @@ const LIST_BYTES_MAX: usize = 65536;
 const SET_BYTES_MAX: u64 = 1 << 20;
 /// The largest attribute that is hashed completely, in bytes.
 const HASHED_WHOLE_MAX: usize = 256;
-/// Number of bytes that are hashed at the beginning of a long attribute.
 const HEAD_BYTES: usize = 128;
-/// Number of bytes that are hashed at the end of a long attribute.
 const TAIL_BYTES: usize = 64;
-/// Number of samples (words of eight bytes) that are hashed from the middle of a long attribute.
 const MIDDLE_WORDS: usize = 8;
 /// The bytes that are charged for each attribute besides its name and value: about the overhead of
 /// the list and the allocator.
 pub(super) const ATTR_BYTES: u64 = 48;
-/// The charge of an ACL besides its entries, in bytes.
 const ACL_BYTES: u64 = 4;
-/// The charge of an ACL entry, in bytes.
 const ACL_ENTRY_BYTES: u64 = 8;
 
-/// A change of a set.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tmpfs) enum Change<'a> {
-    /// Sets an attribute. The name is checked.
     Set(&'a [u8], &'a [u8], XattrMode),
-    /// Removes an attribute.
     Remove(&'a [u8]),
-    /// Sets or removes an ACL.
     Acl(AclKind, Option<&'a Acl>),
 }
 
-/// The effect of a change on the charge of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The set stays the same.
     Nothing,
     /// The charges before and after, in bytes.
     Bytes(u64, u64),
 }
 
-/// The extended attributes and ACLs of an inode.
-///
 /// # Invariants
 /// X.1.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,12 +65,10 @@ pub(in crate::tmpfs) struct Set {
 }
 
 impl Set {
-    /// Returns a value. `ENODATA` if there is none.
     pub(in crate::tmpfs) fn get(&self, name: &[u8]) -> Result<&[u8], Errno> {
         self.attrs.find(name).map(|at| self.attrs.all()[at].value()).map_err(|_| Errno::NODATA)
     }
 
-    /// Returns all names, each ended by a NUL.
     pub(in crate::tmpfs) fn list(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.list_bytes());
         for attr in self.attrs.all() {
@@ -93,24 +78,21 @@ impl Set {
         out
     }
 
-    /// Returns an ACL.
     pub(in crate::tmpfs) fn acl(&self, kind: AclKind) -> Option<&Acl> {
         self.acls.as_ref()?.of(kind)
     }
 
-    /// Returns true if the set is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.attrs.all().is_empty() && self.acls.is_none()
     }
 
-    /// Returns the charge of the set, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let acls = self.acls.as_deref();
         self.attrs.all().iter().map(Attr::charge).sum::<u64>()
             + acls.map_or(0, |acls| acls.0.iter().map(|acl| acl_charge(acl.as_ref())).sum())
     }
 
-    /// Checks a change of this set, without making it. Returns its effect on the charged bytes.
+    /// Checks a change of this set, without making it.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the mode of the change
@@ -154,7 +136,6 @@ impl Set {
         Ok(Effect::Bytes(before, after))
     }
 
-    /// Applies a change that `effect` has allowed.
     pub(in crate::tmpfs) fn apply(&mut self, change: Change<'_>) {
         match change {
             Change::Set(name, value, _) => self.attrs.set(name, value),
@@ -167,7 +148,6 @@ impl Set {
         }
     }
 
-    /// Returns the key of the content, and caches the hashes.
     pub(super) fn key(&mut self, secret: &Secret) -> u64 {
         let mut key = 0_u64;
         for attr in self.attrs.all_mut() {
@@ -184,7 +164,6 @@ impl Set {
         key
     }
 
-    /// Returns the size of all names and values, in bytes.
     fn attr_bytes(&self) -> u64 {
         self.attrs.all().iter().map(Attr::bytes).sum()
     }
@@ -194,19 +173,16 @@ impl Set {
     }
 }
 
-/// The secret of the hash of attribute sets. Random, so that callers cannot craft sets with equal
-/// hashes.
+/// Random, so that callers cannot craft sets with equal hashes.
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 
 impl Secret {
-    /// Returns a secret made from the system's randomness.
     pub(super) fn new() -> Secret {
         let state = std::hash::RandomState::new();
         Secret(std::array::from_fn(|n| std::hash::BuildHasher::hash_one(&state, n)))
     }
 
-    /// Returns the hash of an attribute.
     fn attr(&self, bytes: &[u8]) -> u64 {
         let len = bytes.len();
         if len <= HASHED_WHOLE_MAX {
@@ -225,7 +201,6 @@ impl Secret {
         fold(hash ^ self.0[3], self.bytes(2, tail) ^ self.0[4])
     }
 
-    /// Returns the hash of an ACL.
     fn acl(&self, kind: AclKind, acl: &Acl) -> u64 {
         let word = |e: &crate::acl::Entry| u64::from(e.id) << 32 | (e.tag as u64) << 8;
         acl.entries().iter().fold(self.0[5] ^ kind as u64, |hash, entry| {
@@ -256,12 +231,9 @@ impl Secret {
     }
 }
 
-/// Attributes sorted by name.
 #[derive(Clone, Debug)]
 enum Attrs {
-    /// A single attribute.
     One(Attr),
-    /// Any other number.
     Many(Vec<Attr>),
 }
 
@@ -282,7 +254,6 @@ impl Attrs {
         }
     }
 
-    /// Returns the index of an attribute, or as an error the index at which to insert it.
     #[inline]
     fn find(&self, name: &[u8]) -> Result<usize, usize> {
         self.all().binary_search_by(|attr| attr.name().cmp(name))
@@ -335,7 +306,6 @@ impl PartialEq for Attrs {
 
 impl Eq for Attrs {}
 
-/// A name and its value.
 #[derive(Clone, Debug)]
 struct Attr {
     /// 0 until the hash is computed.
@@ -364,7 +334,6 @@ impl Attr {
         &self.bytes[1 + usize::from(self.bytes[0])..]
     }
 
-    /// Replaces the value, in place if the length is equal.
     fn set_value(&mut self, value: &[u8]) {
         let at = 1 + usize::from(self.bytes[0]);
         if self.bytes.len() - at == value.len() {
@@ -375,12 +344,10 @@ impl Attr {
         }
     }
 
-    /// Returns the size of name and value, in bytes.
     fn bytes(&self) -> u64 {
         self.bytes.len() as u64 - 1
     }
 
-    /// Returns its charge, in bytes.
     fn charge(&self) -> u64 {
         self.bytes() + ATTR_BYTES
     }
@@ -394,7 +361,6 @@ impl PartialEq for Attr {
 
 impl Eq for Attr {}
 
-/// The two ACLs of an inode, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Acls([Option<Acl>; 2]);
 
@@ -408,12 +374,10 @@ impl Acls {
     }
 }
 
-/// Returns the charge of an ACL, in bytes.
 fn acl_charge(acl: Option<&Acl>) -> u64 {
     acl.map_or(0, |acl| ACL_BYTES + ACL_ENTRY_BYTES * acl.entries().len() as u64)
 }
 
-/// Multiplies to 128 bits and combines the halves by XOR.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));

@@ -42,7 +42,6 @@ fn set(fs: &Tmpfs, ino: u64, name: &[u8], value: &[u8]) -> Result<(), Errno> {
     fs.setxattr(file(ino), name, value, XattrMode::Set)
 }
 
-/// Sets the time of an inode's last change far back.
 fn rest(fs: &Tmpfs, ino: u64) {
     let set = crate::SetAttr { ctime: Some(Timespec { secs: 1, nanos: 0 }), ..Default::default() };
     fs.setattr(file(ino), &set).unwrap();
@@ -52,7 +51,6 @@ fn tmpfs(size_bytes: Option<u64>) -> Tmpfs {
     Tmpfs::new(TmpfsOptions { size_bytes, ..TmpfsOptions::default() })
 }
 
-/// Returns an ACL that names the user `uid`.
 fn acl(uid: u32) -> Acl {
     let entry = |tag, perm, id| Entry::new(tag, perm, id);
     Acl::new([
@@ -65,9 +63,8 @@ fn acl(uid: u32) -> Acl {
     .unwrap()
 }
 
-/// Checks the invariants K.1, K.2 and X.2. Each block (a shared set of attributes) must have as
-/// many users as inodes point at it, at least one. The space used must be the bytes of all sets,
-/// each counted once. `inos` are all inodes with attributes. No file may have content.
+/// Checks the invariants K.1, K.2 and X.2. `inos` are all inodes with attributes. No file may have
+/// content.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -99,7 +96,6 @@ fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     assert_eq!(fs.space.used(), bytes, "X.2");
 }
 
-/// A step of the model.
 #[derive(Clone, Debug)]
 enum Step {
     Set(usize, usize, u8, usize),
@@ -108,8 +104,6 @@ enum Step {
     Chmod(usize, u32),
     Copy(usize, usize),
     Unlink(usize),
-    /// Sets the time of the inode's last change far back. After the next change, the inode's set of
-    /// attributes is then de-duplicated immediately.
     Rest(usize),
     Share,
 }
@@ -130,14 +124,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The expected attributes of an inode.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Expected {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     acl: Option<Acl>,
 }
 
-/// Returns the attributes of an inode.
 fn seen(fs: &Tmpfs, ino: u64) -> Expected {
     let list = fs.listxattr(file(ino)).unwrap();
     let names = list.split(|&b| b == 0).filter(|name| !name.is_empty());
@@ -256,8 +248,8 @@ fn block_has_at_most_1024_users() {
     let mut counts: Vec<u32> = users().into_iter().map(|(_, users)| users).collect();
     counts.sort_unstable();
     assert_eq!(counts, [10, USERS_MAX, USERS_MAX]);
-    // Two blocks have the maximum number of users, and one has 10. The test removes these 10 files,
-    // and one file of a full block, which then has space for one new user.
+    // Two blocks are full, and one has 10 users. The test removes these 10 files, and one file of a
+    // full block.
     for (i, &ino) in inos.iter().enumerate().skip(2 * USERS_MAX as usize) {
         unlink(&fs, &i.to_string(), ino);
     }
@@ -268,9 +260,8 @@ fn block_has_at_most_1024_users() {
     audit(&fs, inos[1..2 * USERS_MAX as usize].iter().copied().chain([new]));
 }
 
-/// Inode `b` changes a set of attributes that only `b` uses, so that it equals the set of `a`. The
-/// search for an equal set must find that of `a`, not the changed set of `b` itself. Trap T38 in
-/// `traps.md`.
+/// An inode changes a set that only it uses, so that the set equals another. The search for an
+/// equal set must not find the changed set itself. Trap T38 in `traps.md`.
 #[test]
 fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     let fs = tmpfs(None);
@@ -289,7 +280,6 @@ fn set_changed_by_its_only_user_is_shared_with_its_equal() {
     audit(&fs, [a, b]);
 }
 
-/// `maintain` ends the epoch, and de-duplicates what was queued in it.
 #[test]
 fn queued_inode_is_shared_by_maintain() {
     let fs = tmpfs(None);
@@ -315,9 +305,8 @@ fn queued_inode_is_shared_by_maintain() {
     audit(&fs, inos);
 }
 
-/// A set of attributes that waits for de-duplication takes memory of its own, so the number of
-/// waiting inodes must be bounded. If the queue is full, sets of further inodes must be shared
-/// immediately, even if they change again and again.
+/// If the queue of inodes that wait for de-duplication is full, further sets must be shared
+/// immediately. Otherwise private sets could use unbounded memory.
 #[test]
 fn inodes_beyond_the_limit_share_at_once() {
     let fs = tmpfs(None);
@@ -393,8 +382,6 @@ fn change_without_space_changes_nothing() {
     fs.share_xattrs();
     assert_eq!(fs.space.used(), 3900 + 6 + 7 + 2 * ATTR_BYTES);
     set(&fs, c, b"user.c", &[2; 4000]).unwrap();
-    // The files `a` and `b` share one set of attributes. A change of `a` needs a copy, for which
-    // there is no space.
     let before = seen(&fs, a);
     assert_eq!(set(&fs, a, b"user.b", b"2"), Err(Errno::NOSPC));
     assert_eq!(fs.removexattr(file(a), b"user.b"), Err(Errno::NOSPC));
@@ -411,9 +398,8 @@ fn change_without_space_changes_nothing() {
     audit(&fs, [a, b, c, d]);
 }
 
-/// A call that fails for lack of space de-duplicates the queued sets of attributes and tries again.
-/// That does not help an inode with too many attribute names, so then the queued sets must stay
-/// queued.
+/// A call that fails for lack of space de-duplicates the queued sets and tries again. That does not
+/// help an inode with too many names, so then the sets must stay queued.
 #[test]
 fn full_list_of_names_shares_no_queued_sets() {
     let fs = tmpfs(Some(1 << 20));
@@ -485,7 +471,7 @@ fn contents_of_one_key_make_no_long_chain() {
 }
 
 /// A block (a shared set of attributes) must not be freed after a thread has found it to share it.
-/// Threads find blocks while their last users release them. Trap T34 in `traps.md`.
+/// Trap T34 in `traps.md`.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;
@@ -558,7 +544,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
                 is_over.store(1, Ordering::Relaxed);
             }
             meet(2 * round + 1);
-            // This removes the only attribute, so the inode releases the block.
+            // The removal of the only attribute releases the block.
             fs.removexattr(file(ino), b"user.a").unwrap();
             let is_last = is_over.load(Ordering::Relaxed) == 1;
             meet(2 * round + 2);

@@ -23,12 +23,10 @@ use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, remove, tree, walk};
 use crate::storms::Leaving;
 
-/// The sleep of a back end in tests about time.
 const SLEEP: Duration = Duration::from_millis(1500);
 /// Maximum CPU time of a waiting thread: 1/100 of the time for which it waits.
 const WAITING_MAX: Duration = Duration::from_millis(15);
 
-/// A sleep whose beginning and end other threads can see.
 #[derive(Default)]
 struct Nap {
     begun: AtomicBool,
@@ -57,7 +55,6 @@ impl Nap {
     }
 }
 
-/// Makes, renames and removes files, under other names than the sleeping call of the back end.
 fn be_busy(vfs: &Vfs) {
     for i in 0..500 {
         let (a, b) = (format!("busy{i}"), format!("done{i}"));
@@ -129,11 +126,9 @@ fn sleeping_forget_delays_no_thread() {
 }
 
 thread_local! {
-    /// True while this thread is in `forget`.
     static IS_FORGETTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Minimum number of calls from `forget`.
 const CALLS: u64 = 10_000;
 
 /// A back end may use other names of the namespace in `forget`, whichever operation dropped the
@@ -196,8 +191,6 @@ fn handle_stays_valid_when_its_number_is_reused() {
         vfs.make(&cred, &vfs.root(), name("f"), what).map(|(_, attr)| attr)
     };
     make(1).unwrap();
-    // Maps each pair of inode number and generation to the owner of its file. Each file has an
-    // owner of its own.
     let meanings: Mutex<HashMap<(u64, u64), u32>> = Mutex::default();
     let means = |ino, generation, tag| {
         assert_eq!(*meanings.lock().entry((ino, generation)).or_insert(tag), tag);
@@ -237,7 +230,6 @@ fn handle_stays_valid_when_its_number_is_reused() {
     assert!(numbers.values().any(|&times| times > 1), "no number was reused: {numbers:?}");
 }
 
-/// Replaces `f` in the back end without the namespace.
 fn replace_underneath(fs: &Tmpfs, tag: u32) {
     let root = Node::detached(fs.root().unwrap().ino, FileKind::Directory);
     let old = fs.lookup(root, name("f")).unwrap();
@@ -245,7 +237,6 @@ fn replace_underneath(fs: &Tmpfs, tag: u32) {
     fs.make(root, name("f"), &Make::new(S_IFREG | 0o644, tag, 0)).unwrap();
 }
 
-/// The announcement of a change that comes during a fill.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notice {
     None,
@@ -253,8 +244,6 @@ enum Notice {
     Directory,
 }
 
-/// Looks up `f`. Before the answer is cached, another file of owner 2 replaces `f` in the back end.
-/// Returns the owner of `f` that later lookups get.
 fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     let namespace: Arc<OnceLock<Weak<Vfs>>> = Arc::default();
     let (upwards, is_armed) = (Arc::clone(&namespace), AtomicBool::new(true));
@@ -275,8 +264,6 @@ fn owner_after_overtaken_fill(notice: Notice) -> u32 {
     fs.inner.make(root, name("f"), &Make::new(S_IFREG | 0o644, 1, 0)).unwrap();
     let vfs = over(fs);
     namespace.set(Arc::downgrade(&vfs)).unwrap();
-    // Another file has replaced `f` after the back end's answer, so the first lookup returns the
-    // old file.
     let overtaken = walk(&vfs, "f").unwrap();
     let second = walk(&vfs, "f").unwrap();
     let owner = vfs.getattr(&second).unwrap().uid;

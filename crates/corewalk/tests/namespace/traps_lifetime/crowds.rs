@@ -13,7 +13,6 @@ use corewalk_testkit::rng::Seed;
 use super::cpu_time;
 use crate::fixtures::{at, name, new, remove, tree, walk};
 
-/// Makes `count` files `f0`, `f1` and so on in `dir`.
 fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     for i in 0..count {
         let file = format!("f{i}");
@@ -21,8 +20,6 @@ fn fill(vfs: &Vfs, dir: &InodeRef<'_>, count: u32) {
     }
 }
 
-/// Makes a directory of `children` names. Each of `threads` threads invalidates it and evicts the
-/// entries. Returns the total CPU time of these threads.
 fn invalidate_and_evict(threads: usize, children: u32) -> Duration {
     let vfs = new();
     tree(&vfs, &["d/"]);
@@ -111,9 +108,8 @@ fn reclaim_and_walker_on_one_processor_both_end() {
     assert!(together < alone.0 * 5, "one after the other: {:?}, together: {together:?}", alone.0);
 }
 
-/// An entry must never show a parent that it did not have, and no entry may be left at the end. Two
-/// threads evict parents and children together, while two others walk to them, hold them and
-/// translate them to paths. Trap T49 in `traps.md`.
+/// An entry must never show a parent that it did not have, and no entry may be left at the end.
+/// Trap T49 in `traps.md`.
 #[test]
 fn parent_and_child_evicted_together_leave_no_stale_entry() {
     let _watchdog = Watchdog::start("parent and child", Duration::from_secs(300));
@@ -149,7 +145,6 @@ fn parent_and_child_evicted_together_leave_no_stale_entry() {
     assert_eq!((end.entries, end.negatives, end.inodes), (start.entries, 0, start.inodes));
 }
 
-/// Stops the background threads, also when a thread fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {

@@ -11,10 +11,8 @@ use corewalk_testkit::race::Watchdog;
 use super::cpu_time;
 use crate::fixtures::{name, new};
 
-/// The stack size, in bytes, of a thread whose work must not recurse.
 const STACK_BYTES: usize = 64 << 10;
 
-/// Makes a chain of `depth` directories, all called `d`, and returns the last one.
 fn chain(vfs: &Vfs, depth: u32) -> PathRef<'_> {
     let cred = Cred::root();
     let mut at = vfs.root_path();
@@ -27,7 +25,6 @@ fn chain(vfs: &Vfs, depth: u32) -> PathRef<'_> {
     at
 }
 
-/// Runs `work` on a thread with a small stack.
 fn on_a_small_stack(work: impl FnOnce() + Send) {
     thread::scope(|scope| {
         let thread = thread::Builder::new().stack_size(STACK_BYTES);
@@ -79,16 +76,14 @@ fn chain_of_directories_is_pruned_and_dropped_without_recursion() {
     });
 }
 
-/// Returns the CPU time of `work` on a new chain.
 fn time_at(depth: u32, work: impl Fn(&Vfs, PathRef<'_>)) -> Duration {
     let vfs = new();
     let leaf = chain(&vfs, depth);
     cpu_time(|| work(&vfs, leaf)).0
 }
 
-/// Compares the times of `work` on a chain of directories and on one four times as deep. Returns
-/// true if the deep chain takes less than eight times as long; quadratic work would take sixteen
-/// times as long. Also returns the least time of each depth.
+/// Returns true if a chain that is four times as deep takes less than eight times as long.
+/// Quadratic work would take sixteen times as long.
 ///
 /// Other load on the machine makes single runs longer, never shorter, so the shortest of several
 /// runs counts. The load may last for minutes. So runs with a short and with a deep chain of

@@ -15,16 +15,11 @@ use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
 
 use super::cpu_time;
 
-/// The number of crafted names.
 const NAMES: usize = 100_000;
-/// Number of crafted long names. Their hashes are all equal, so a few make lookups slow.
 const LONG_NAMES: u64 = 2000;
-/// The hash bits that all crafted names share.
 const SHARED_BITS: u32 = 9;
-/// The key that the attacker knows.
 const SEED: u64 = 1;
 
-/// Returns a different name for each number.
 fn nth(number: u64) -> [u8; 9] {
     let mut name = *b"n00000000";
     for (i, byte) in name[1..].iter_mut().enumerate() {
@@ -33,7 +28,6 @@ fn nth(number: u64) -> [u8; 9] {
     name
 }
 
-/// Returns the nth secret derived from [`SEED`].
 fn secret(n: u64) -> u64 {
     let start = fold(SEED ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
     fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f)
@@ -51,8 +45,7 @@ fn crafted_long() -> Vec<Vec<u8>> {
     (0..LONG_NAMES).map(|number| name(&nth(number)[1..])).collect()
 }
 
-/// Returns names that collide in the root directory under the key of [`SEED`]. Repeats the
-/// computation of `hash.rs`.
+/// Repeats the computation of `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
     let root = 1_u64;
@@ -73,7 +66,6 @@ fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// Makes all `names`. Returns the CPU time of looking them up afterwards.
 fn time_of(names: &[impl AsRef<[u8]>], hash_seed: Option<u64>) -> Duration {
     let options = VfsOptions::default().with_hash_seed(hash_seed).with_entries_max(1 << 17);
     let vfs = Vfs::new(std::sync::Arc::new(Tmpfs::new(TmpfsOptions::default())), options).unwrap();

@@ -12,9 +12,7 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{name, new, tree, walk};
 
-/// The number of entries that exist throughout.
 const STABLE: usize = 300;
-/// The number of entries in one reply.
 const REPLY: usize = 7;
 
 fn read_reply(

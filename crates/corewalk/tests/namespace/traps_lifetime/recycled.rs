@@ -15,10 +15,8 @@ pub(super) struct Recycled {
     numbers: Mutex<Numbers>,
 }
 
-/// The mapping of numbers to inodes of the tmpfs.
 #[derive(Default)]
 struct Numbers {
-    /// The inode and the generation, by number.
     slots: Vec<(u64, u64)>,
     numbers: HashMap<u64, usize>,
     free: Vec<usize>,

@@ -10,7 +10,6 @@ fn miss(vfs: &Vfs, path: &str) {
     assert_eq!(walk(vfs, path).map(drop), Err(Errno::NOENT));
 }
 
-/// Makes a directory, looks up missing names in it, and makes and removes a file in it.
 fn fill_with_negatives(vfs: &Vfs, dir: &str) {
     tree(vfs, &[&format!("{dir}/"), &format!("{dir}/file")]);
     miss(vfs, &format!("{dir}/a"));
@@ -42,7 +41,6 @@ fn negatives_of_a_replaced_directory_are_evicted() {
     assert_eq!(vfs.stats().negatives, 1, "the negative entry of the moved directory is lost");
 }
 
-/// The negative dentries below a directory that is removed while in use must be evicted.
 #[test]
 fn negatives_of_a_held_removed_directory_are_evicted() {
     let vfs = new();

@@ -9,13 +9,9 @@ use corewalk_testkit::rng::Seed;
 
 use crate::fixtures::{name, new, tree, walk};
 
-/// Minimum number of paths that are read.
 const READS: usize = 300_000;
 const READS_MAX: usize = 100 * READS;
 
-/// Reads the paths of a file that one rename moves from `/a/x` to `/b/y` and another moves back.
-/// Counts each path, and fails at an unexpected one. Ends when each of `wanted` was seen, or after
-/// `READS_MAX` reads.
 fn read_paths(
     outcomes: &Tally<3>,
     wanted: &[&str],

@@ -10,9 +10,8 @@ use corewalk_testkit::race::Watchdog;
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::{name, over, rename, tree, walk};
 
-/// Walks from `/jail` along `in/deep/../../f`. Each time the walk asks for `deep`, the test moves
-/// `in` to `/free` and back, but leaves it there once the walk is a ref-walk. Returns the file that
-/// was found.
+/// Each time the walk asks for `deep`, the test moves `in` to `/free` and back. Once the walk is a
+/// ref-walk, `in` stays in `/free`.
 fn moved_walk(flags: WalkFlags) -> Result<&'static str, Errno> {
     let _watchdog = Watchdog::start("a walk that is led out", Duration::from_secs(60));
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());

@@ -21,7 +21,6 @@ fn is_lookup_of_f(call: Call<'_>) -> bool {
     call == Call::Lookup(b"f")
 }
 
-/// Makes `f` in the root and evicts it from the cache.
 fn uncached_f(vfs: &Vfs) -> u64 {
     tree(vfs, &["f"]);
     let ino = walk(vfs, "f").unwrap().ino();
@@ -29,8 +28,6 @@ fn uncached_f(vfs: &Vfs) -> u64 {
     ino
 }
 
-/// Starts a lookup of `f`, which stops in its back end, and a second one, which waits for the
-/// first. Then runs `meanwhile`, lets the back end answer, and returns both results.
 fn load_and_wait(
     vfs: &Vfs,
     stop: &Stop,
@@ -114,15 +111,12 @@ fn waiter_of_a_failing_loader_asks_again() {
     assert_eq!(found, [Err(Errno::IO), Ok(ino)]);
 }
 
-/// The end of the first call for a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Panics,
     Never,
 }
 
-/// Two threads make the same lookup, creation, removal or rename at the same time. `end` decides
-/// whether the first call of the back end panics or never ends.
 fn first_call_ends(end: End) {
     let _watchdog = Watchdog::start("a call that panics or never ends", Duration::from_secs(10));
     for call in [Call::Lookup(b"f"), Call::Make(b"f"), Call::Remove(b"f"), Call::Rename(b"f")] {
@@ -177,7 +171,6 @@ fn control_call_that_never_ends_is_caught() {
     assert_eq!(child.signal(), Some(reexec::SIGABRT), "{child}");
 }
 
-/// The invalidation that follows a change in the back end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Name,
@@ -185,8 +178,6 @@ enum Tell {
     Nothing,
 }
 
-/// A change that another program makes in the back end during the call `at`. Afterwards the
-/// namespace is told to invalidate `tell`.
 #[derive(Clone, Copy)]
 struct Behind {
     at: Call<'static>,
@@ -207,9 +198,6 @@ fn remove_behind(fs: &Tmpfs, file: &str) {
     fs.remove(root_node(fs), name(file), Node::detached(ino, FileKind::Regular)).unwrap();
 }
 
-/// Returns a namespace with `files` in its root directory, none of them cached. When the back end
-/// gets the call `behind.at` for the first time, it makes the change `behind.change`. Then the
-/// namespace gets the invalidation `behind.tell`.
 fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
     let place: Arc<OnceLock<Weak<Vfs>>> = Arc::new(OnceLock::new());
     let (seen, is_first) = (Arc::clone(&place), Mutex::new(true));
@@ -255,7 +243,6 @@ fn check_late_answers(tell: Tell) {
     let vfs = changed_in_back_end(&["f"], Behind { at: done, change: remade, tell });
     drop(walk(&vfs, "f"));
     assert_eq!(walk(&vfs, "f").unwrap().kind(), FileKind::Directory, "stale: f is a directory");
-    // Another program removes the renamed file, and makes another file at the old name.
     let moved = |fs: &Tmpfs| {
         remove_behind(fs, "g");
         make_behind(fs, "f", S_IFREG);
@@ -289,8 +276,6 @@ fn control_change_without_an_invalidation_is_caught() {
     check_late_answers(Tell::Nothing);
 }
 
-/// Returns a namespace with a directory `f`. At the first lookup of `f`, the back end renames the
-/// directory to `g`, and answers when the test lets it.
 fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     let (said, arrived) = channel();
     let (go_on, told) = channel::<Result<(), Errno>>();

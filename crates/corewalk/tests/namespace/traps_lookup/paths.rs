@@ -15,12 +15,10 @@ use corewalk_testkit::rng::Seed;
 use super::beside;
 use crate::fixtures::{at, name, new, remove, rename, tree, walk};
 
-/// Returns the place to which `path` leads, without following a symbolic link at its end.
 fn place<'v>(vfs: &'v Vfs, path: &str) -> PathRef<'v> {
     vfs.walk(&Cred::root(), &at(vfs), path.as_bytes(), WalkFlags::empty()).unwrap()
 }
 
-/// Renames `a` over `b` while both files are held, and then checks the path of each.
 fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     let vfs = new();
     tree(&vfs, &["d/", &format!("d/{a}"), &format!("d/{b}")]);
@@ -32,8 +30,6 @@ fn rename_over_a_held_name(a: &str, b: &str, mode: RenameMode) {
     assert_eq!(replaced.path_of(&root), (path, PathKind::Unlinked), "the old target lost its name");
 }
 
-/// Returns pairs of names of different lengths, stored in the dentry, in a small slot, or in a
-/// large slot.
 fn name_pairs() -> Vec<(String, String)> {
     let lens = [1, 39, 40, 41, 96, 255];
     let pairs = lens.iter().flat_map(|&a| lens.iter().map(move |&b| (a, b)));
@@ -57,14 +53,13 @@ fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// Returns a name of one repeated letter, which determines its length. So the test notices a name
-/// that was read only in part.
+/// The letter determines the length of the name. So the test notices a name that was read only in
+/// part.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]
 }
 
-/// Checks that `path` is `/` and a name from [`uniform_name`].
 fn assert_whole(path: &[u8]) {
     let letter = path[1];
     assert!(letter.is_ascii_lowercase(), "not a name: {}", path.escape_ascii());
@@ -238,8 +233,6 @@ fn path_results_have_their_kinds_and_formats() {
         let end: &[u8] = if kind == Unlinked { b" (deleted)" } else { b"" };
         assert_eq!(place.d_path(from), [path, end].concat());
     }
-    // The text of `d_path` is ambiguous, because the name of a file may end in ` (deleted)`. The
-    // typed result of `path_of` is not ambiguous.
     let (odd, text) = (place(&vfs, "x (deleted)"), b"/x (deleted)".to_vec());
     assert_eq!(odd.d_path(&root), text);
     assert_eq!(odd.path_of(&root), (text, Linked));

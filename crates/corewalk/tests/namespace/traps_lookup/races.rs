@@ -44,11 +44,9 @@ fn stable_names_are_found_while_the_table_grows() {
             assert_eq!(found.ino, inos[i]);
         },
     );
-    // Each lookup, including that of a rename's new name, must have been answered from the cache.
     assert_eq!(vfs.stats().misses - misses, 0);
 }
 
-/// Looks up a file that always exists, under continual eviction of unused entries.
 fn lookups_under_eviction(vfs: &Vfs) {
     tree(vfs, &["d/", "d/f"]);
     let ino = walk(vfs, "d/f").unwrap().ino();
@@ -93,7 +91,6 @@ fn control_momentary_enoent_is_caught() {
     })));
 }
 
-/// Checks that the kind of an inode belongs to its number.
 fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
     assert!(right.contains(&(ino, kind)), "{kind:?} does not go with inode {ino}");
 }
@@ -185,7 +182,6 @@ fn parent_of_a_directory_is_one_it_had_during_the_call() {
     );
 }
 
-/// Threads make, look up, invalidate and remove the same names.
 fn contend_for_names(seed: Seed) {
     let vfs = over(HookedTmpfs::new(|_, _| Ok(())));
     race::run(4, seed, |mut racer| {
@@ -232,8 +228,6 @@ fn control_spinning_waiter_on_one_processor_is_caught() {
     assert!(child.timed_out, "{child}");
 }
 
-/// Goes up from each directory of `dirs` to the root by `parents`. Panics if it does not reach the
-/// root.
 fn assert_is_tree(parents: impl Fn(u64) -> u64, dirs: &[u64], root: u64) {
     for &dir in dirs {
         let mut at = dir;

@@ -26,44 +26,31 @@ use crate::wire::{
     out_header,
 };
 
-/// How long the test waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The length of the longest message of the test, in bytes.
 const MESSAGE_BYTES: usize = 256 << 10;
-/// The length of the buffer in which io_uring delivers the fixed arguments, in bytes.
 const OP_IN_BYTES: usize = 128;
-/// The length of the buffer for answers to requests with names or data, in bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
-/// Node numbers that mean "no node" on all three servers under test. All other node numbers differ
-/// between the servers, so requests and answers name those nodes by symbols. The numbers listed
-/// here are not replaced.
+/// Node numbers that mean "no node" on all servers, so symbols do not replace them.
 const NO_NODES: [u64; 3] = [0, 0xffff_ffff, NO_NODE];
 
-/// A front with its own server.
 #[derive(Debug)]
 pub(super) struct Front {
     pub(super) name: &'static str,
     pub(super) server: Arc<Server>,
-    /// The kernel's end of the socket.
     kernel: OwnedFd,
     thread: JoinHandle<()>,
     numbers: Numbers,
-    /// True if the test sends the length of the fixed arguments before each message. The thread of
-    /// this front needs this length to split the message into the arguments and the rest.
     gets_parts: bool,
 }
 
-/// The node numbers of a front, and their symbols.
 #[derive(Debug)]
 struct Numbers {
-    /// The number for each symbol.
     numbers: Vec<u64>,
     symbols: HashMap<u64, u64>,
 }
 
 impl Numbers {
     fn new() -> Numbers {
-        // Index 0 means "no node", and index 1 means the root directory, whose node number is 1.
         Numbers { numbers: vec![0, 1], symbols: HashMap::from([(1, 1)]) }
     }
 
@@ -83,10 +70,6 @@ impl Numbers {
 }
 
 impl Front {
-    /// Returns a server under test (a front) that takes a message in parts, as a thread of the
-    /// io_uring transport does. The parts are the header, the fixed arguments and the rest.
-    ///
-    /// Each of these functions also returns the answer to `init`.
     pub(super) fn ring(server: Arc<Server>, init: &[u8]) -> (Front, Vec<u8>) {
         let (kernel, socket) = sockets();
         let (dispatcher, answer) = open(&server, init);
@@ -95,7 +78,6 @@ impl Front {
         (Front { name: "ring", server, kernel, thread, numbers, gets_parts: true }, answer)
     }
 
-    /// Returns a front with the loop that reads the FUSE device.
     pub(super) fn device(server: Arc<Server>, init: &[u8]) -> (Front, Vec<u8>) {
         let (kernel, socket) = sockets();
         let (dispatcher, answer) = open(&server, init);
@@ -105,7 +87,6 @@ impl Front {
         (Front { name: "device", server, kernel, thread, numbers, gets_parts: false }, answer)
     }
 
-    /// Returns a front with a session of fuser.
     pub(super) fn fuser(server: Arc<Server>, init: &[u8]) -> (Front, Vec<u8>) {
         let (kernel, socket) = sockets();
         rustix::io::write(&kernel, init).expect("send the first request");
@@ -121,7 +102,7 @@ impl Front {
         (front, answer)
     }
 
-    /// Sends a request. The node numbers of the request are symbols.
+    /// The node numbers of the request are symbols.
     pub(super) fn send(&self, request: &Request, unique: u64) {
         let mut args = [&request.fixed[..], &request.rest].concat();
         for &at in &request.nodes {
@@ -159,21 +140,17 @@ impl Front {
         answer
     }
 
-    /// A node may exist only on the front `other`. This method also uses up its symbol on this
-    /// front, with the meaning `NO_NODE`. So the next new node gets the same symbol on both fronts.
     pub(super) fn skip_symbols_of(&mut self, other: &Front) {
         self.numbers.numbers.resize(other.numbers.numbers.len(), NO_NODE);
     }
 
-    /// Ends the front. The last request was `DESTROY`.
+    /// The last request was `DESTROY`.
     pub(super) fn end(self) {
         drop(self.kernel);
         self.thread.join().expect("the thread of the front has not panicked");
     }
 }
 
-/// Returns the two ends of a socket. The first end is for the test, which plays the kernel. The
-/// second end is for the server under test.
 fn sockets() -> (OwnedFd, OwnedFd) {
     let (kernel, front) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -182,7 +159,6 @@ fn sockets() -> (OwnedFd, OwnedFd) {
     (kernel, front)
 }
 
-/// Returns a message with its header.
 pub(super) fn message(opcode: Opcode, unique: u64, node: u64, uid: u32, args: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let len = (IN_HEADER_BYTES + args.len()) as u32;
@@ -194,7 +170,6 @@ pub(super) fn message(opcode: Opcode, unique: u64, node: u64, uid: u32, args: &[
     bytes
 }
 
-/// Returns a dispatcher for a connection with the request `init`, and the answer to `init`.
 fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     let message = Message::parse(init, Features(0)).expect("the message is whole");
     let init = Init::parse(message.args()).expect("the version is supported");
@@ -207,9 +182,8 @@ fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     (Arc::new(Dispatcher::new(Arc::clone(server), &init)), answer)
 }
 
-/// Serves messages until the socket is closed. The test sends the length of the fixed arguments
-/// before each message, because this loop has to split the message. Over io_uring the kernel splits
-/// it.
+/// Over io_uring the kernel splits each message. In the test, the length of the fixed arguments
+/// comes before the message, and the loop splits it.
 fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
     let mut received = vec![0; MESSAGE_BYTES];
     let mut payload = vec![0; dispatcher.payload_bytes()];
@@ -221,7 +195,6 @@ fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
         }
         let (header, args) = received[4..len].split_at(IN_HEADER_BYTES);
         let (fixed, rest) = args.split_at(reply::u32_at(&received, 0) as usize);
-        // Behind the fixed arguments are the bytes of an earlier request.
         let mut op_in = [0xa5; OP_IN_BYTES];
         op_in[..fixed.len()].copy_from_slice(fixed);
         let buffer = if rest.is_empty() { &mut payload } else { &mut scratch };

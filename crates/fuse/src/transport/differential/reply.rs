@@ -4,19 +4,13 @@ use corewalk::Errno;
 
 use crate::wire::Opcode;
 
-/// The length of `struct fuse_entry_out` in bytes.
 const ENTRY_BYTES: usize = 128;
-/// The offset of the attributes in `struct fuse_entry_out`.
 const ENTRY_ATTR: usize = 40;
-/// The offset of the attributes in `struct fuse_attr_out`.
 const ATTR_ATTR: usize = 16;
 
-/// An entry of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry<'a> {
-    /// The offset of the entry in the body.
     pub(super) start: usize,
-    /// The offset of its `struct fuse_dirent` in the body.
     pub(super) dirent: usize,
     pub(super) cookie: u64,
     pub(super) kind: u32,
@@ -48,7 +42,6 @@ pub(super) fn is_entry(opcode: Opcode) -> bool {
     )
 }
 
-/// Returns the error of an answer, or `None` for a success.
 pub(super) fn error(answer: &[u8]) -> Option<Errno> {
     let error = u32_at(answer, 4) as i32;
     (error != 0).then(|| Errno::from_raw_os_error(-error))
@@ -72,7 +65,6 @@ pub(super) fn entries(opcode: Opcode, body: &[u8]) -> Vec<Entry<'_>> {
     entries
 }
 
-/// Returns the offsets of the attributes in a body.
 pub(super) fn attributes(opcode: Opcode, body: &[u8]) -> Vec<usize> {
     match opcode {
         _ if body.is_empty() => Vec::new(),
@@ -85,7 +77,6 @@ pub(super) fn attributes(opcode: Opcode, body: &[u8]) -> Vec<usize> {
     }
 }
 
-/// Returns the offsets of the node numbers in a body.
 pub(super) fn nodes(opcode: Opcode, body: &[u8]) -> Vec<usize> {
     let mut nodes = attributes(opcode, body);
     if is_entry(opcode) && !body.is_empty() {
@@ -100,8 +91,7 @@ pub(super) fn nodes(opcode: Opcode, body: &[u8]) -> Vec<usize> {
     nodes
 }
 
-/// Sets each time in `body` that is close to `now_secs` to 0. Such a time comes from the clock.
-/// Each server under test reads the clock at another instant, so these times would differ.
+/// Each server reads the clock at another instant, so times close to `now_secs` are set to 0.
 pub(super) fn mask_times(opcode: Opcode, body: &mut [u8], now_secs: u64) {
     for attr in attributes(opcode, body) {
         for time in 0..3 {

@@ -14,27 +14,21 @@ use corewalk_testkit::rng::Rng;
 use super::reply::{self, Entry};
 use crate::wire::Opcode;
 
-/// The symbol of the root directory, which equals its node number.
+/// The symbol of the root directory equals its node number.
 pub(super) const ROOT: u64 = 1;
-/// A node number that no front has handed out.
 const UNKNOWN_NODE: u64 = 0xdead_beef_0000_0000;
-/// An offset that does not fit `loff_t`.
+/// Does not fit `loff_t`.
 const OFFSET_TOO_LARGE: u64 = 1 << 63;
-/// The largest number of nodes in one batch forget.
 const BATCH_MAX: u64 = 5;
 
-/// A request without its number.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) opcode: Opcode,
     pub(super) node: u64,
     pub(super) uid: u32,
-    /// The arguments of the request, which have a fixed length. Over io_uring, they arrive in a
-    /// separate buffer.
+    /// Over io_uring, the fixed arguments arrive in a separate buffer.
     pub(super) fixed: Vec<u8>,
-    /// Names and data.
     pub(super) rest: Vec<u8>,
-    /// The offsets of node numbers in `fixed` followed by `rest`.
     pub(super) nodes: Vec<usize>,
 }
 
@@ -53,7 +47,6 @@ impl Request {
         self
     }
 
-    /// Adds a fixed argument that is a node number.
     fn node(mut self, node: u64) -> Request {
         self.nodes.push(self.fixed.len());
         self.u64(node)
@@ -70,36 +63,28 @@ impl Request {
         self
     }
 
-    /// Returns true if the request gets no answer.
     pub(super) fn is_forget(&self) -> bool {
         matches!(self.opcode, Opcode::FORGET | Opcode::BATCH_FORGET)
     }
 }
 
-/// A node that the kernel holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     lookups: u64,
     is_dir: bool,
 }
 
-/// The state of the kernel.
 #[derive(Debug)]
 pub(super) struct Kernel {
     rng: Rng,
     held: BTreeMap<u64, Held>,
-    /// A cookie of an entry that was listed before.
     cookie: u64,
-    /// The handle of all open files.
     handle: u64,
-    /// The request that must come next.
     pending: Option<Request>,
 }
 
-/// The weight of a kind of request in the random choice, and the method that makes such a request.
 type Kind = (u64, fn(&mut Kernel) -> Request);
 
-/// The kinds of requests.
 const KINDS: [Kind; 33] = [
     (12, Kernel::lookup),
     (6, Kernel::create),
@@ -137,13 +122,10 @@ const KINDS: [Kind; 33] = [
 ];
 
 impl Kernel {
-    /// Returns a generator of requests of a kernel that knows only the root directory. All open
-    /// files have the handle `handle`.
     pub(super) fn new(rng: Rng, handle: u64) -> Kernel {
         Kernel { rng, held: BTreeMap::new(), cookie: 0, handle, pending: None }
     }
 
-    /// Returns the next request.
     pub(super) fn next(&mut self) -> Request {
         if let Some(pending) = self.pending.take() {
             return pending;
@@ -160,7 +142,6 @@ impl Kernel {
         request
     }
 
-    /// Returns requests that forget everything.
     pub(super) fn last(&mut self) -> Vec<Request> {
         let held = std::mem::take(&mut self.held);
         let pending = self.pending.take();
@@ -169,14 +150,12 @@ impl Kernel {
         held.into_iter().map(forget).chain(pending).collect()
     }
 
-    /// Returns the number of lookups that the kernel holds.
     pub(super) fn lookups(&self) -> u64 {
         let held: u64 = self.held.values().map(|held| held.lookups).sum();
-        // A pending request forgets one lookup.
         held + u64::from(self.pending.is_some())
     }
 
-    /// Notes the answer to a request. `body` names nodes by symbols.
+    /// `body` names nodes by symbols.
     pub(super) fn learn(&mut self, opcode: Opcode, body: &[u8]) {
         for Entry { start, name, cookie, .. } in reply::entries(opcode, body) {
             self.cookie = cookie;
@@ -188,16 +167,14 @@ impl Kernel {
             return;
         }
         if opcode == Opcode::TMPFILE {
-            // fuser does not know `TMPFILE`, so only the other two servers under test have made the
-            // file. Send a forget of the file as the next request, so that no other request uses
-            // its node number.
+            // fuser does not know `TMPFILE`, so only the other two servers have made the file. The
+            // next request forgets it, so that no other request uses its node number.
             self.pending = Some(Request::new(Opcode::FORGET, reply::u64_at(body, 0)).u64(1));
         } else {
             self.hold(body);
         }
     }
 
-    /// Counts the lookup of an entry at the start of `entry`.
     fn hold(&mut self, entry: &[u8]) {
         let (node, mode) = (reply::u64_at(entry, 0), reply::u32_at(entry, 100));
         if node == 0 || node == ROOT {
@@ -213,7 +190,6 @@ impl Kernel {
         (!nodes.is_empty()).then(|| *self.rng.pick(&nodes))
     }
 
-    /// Returns a node that is probably a directory.
     fn dir(&mut self) -> u64 {
         match self.rng.below(20) {
             0 => self.wrong_node(),
@@ -223,7 +199,6 @@ impl Kernel {
         }
     }
 
-    /// Returns a node that is probably no directory.
     fn file(&mut self) -> u64 {
         match self.rng.below(20) {
             0 => self.wrong_node(),
@@ -236,8 +211,8 @@ impl Kernel {
         if self.rng.chance(1, 2) { self.dir() } else { self.file() }
     }
 
-    /// Returns a node number that no server has ever used. The number of a forgotten node does not
-    /// suffice, because a server may keep that node in its cache for a while.
+    /// A server may keep a forgotten node in its cache for a while, so a wrong node number must be
+    /// one that was never used.
     fn wrong_node(&mut self) -> u64 {
         *self.rng.pick(&[UNKNOWN_NODE, 0, u64::MAX])
     }
@@ -370,8 +345,7 @@ impl Kernel {
             _ => self.rng.next_u64() as u32 & 0x7ff,
         };
         let sizes = [0, 1, 5000, 10_000, 20_000, 1 << 40, OFFSET_TOO_LARGE - 1, u64::MAX];
-        // Do not change the owner and the mode of the root. Otherwise most later requests could
-        // fail.
+        // With another owner or mode of the root, most later requests could fail.
         let node = self.any(|_| true).filter(|_| !self.rng.chance(1, 20));
         let node = node.unwrap_or_else(|| self.wrong_node());
         let request = Request::new(Opcode::SETATTR, node).u32(valid).u32(0);
@@ -477,7 +451,6 @@ impl Kernel {
 
     fn fallocate(&mut self) -> Request {
         let len = *self.rng.pick(&[0, 1, 4096, 10_000, OFFSET_TOO_LARGE, u64::MAX]);
-        // Plain, with `KEEP_SIZE`, the other operations of fallocate(2), and unknown flags.
         let flags = *self.rng.pick(&[0, 1, 3, 3, 0x10, 0x11, 8, 0x20, 0x40, 0x1000]);
         let request = Request::new(Opcode::FALLOCATE, self.file()).u64(self.file_handle());
         let offset = if flags & 8 == 0 { self.offset() } else { 4096 * self.rng.below(4) };
@@ -523,8 +496,6 @@ impl Kernel {
         Request::new(Opcode::FLUSH, self.file()).u64(self.file_handle()).u64(0).u64(0)
     }
 
-    /// Returns the node and the number of lookups for a forget. In a tenth of the cases the node is
-    /// wrong, or the number is larger than the number of counted lookups.
     fn returned(&mut self) -> (u64, u64) {
         let Some(node) = self.any(|_| true).filter(|_| !self.rng.chance(1, 20)) else {
             let node = self.wrong_node();
@@ -561,22 +532,21 @@ impl Kernel {
     }
 
     fn ioctl(&mut self) -> Request {
-        // Flag 2 is `FUSE_IOCTL_UNRESTRICTED`.
         let flags = *self.rng.pick(&[0, 0, 1, 2]);
         let data = self.bytes(16);
         let request = Request::new(Opcode::IOCTL, self.node()).u64(self.file_handle());
-        // ioctl(2) commands that a tmpfs does not support: one for a terminal, and three that read
-        // or set inode flags.
+        // The commands are one for a terminal, and three that read or set inode flags. tmpfs
+        // supports none of them.
         let command = *self.rng.pick(&[0x5401, 0x8008_6601, 0x4008_6602, 0x801c_581f]);
         let request = request.u32(flags).u32(command).u64(0).u32(data.len() as u32).u32(64);
         request.data(&data)
     }
 
-    /// Returns a request with an opcode that no server under test handles. `INTERRUPT` is not among
-    /// them, because fuser answers it and the other servers do not always.
+    /// `INTERRUPT` is not among the unknown opcodes, because fuser answers it and the other servers
+    /// do not always.
     fn unknown(&mut self) -> Request {
-        // The opcodes of file locks (31 to 33), bmap (37), poll (40) and syncfs (50), and four
-        // opcodes that no FUSE operation has.
+        // The opcodes are file locks (31 to 33), bmap (37), poll (40), syncfs (50), and four that
+        // no FUSE operation has.
         let opcodes = [31, 32, 33, 37, 40, 50, 7, 19, 1000, u32::MAX];
         let opcode = Opcode(*self.rng.pick(&opcodes));
         let request = Request::new(opcode, self.node());

@@ -1,6 +1,5 @@
-//! The changes of files of which the tests compare the results, on a mount and on the host. Each
-//! call is made twice. The second call shows an error if the kernel still uses the mode from before
-//! the first call.
+//! Each call is made twice. The second one shows an error if the kernel still uses the mode from
+//! before the first.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -15,17 +14,13 @@ use rustix::fs::{
 };
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-/// The owner of the files.
 pub(crate) const OWNER: u32 = 1000;
-/// A user other than root and the owner.
 pub(crate) const OTHER: u32 = 65534;
-/// The group of the files.
 pub(crate) const GROUP: u32 = 4242;
 const CAPABILITY: &str = "security.capability";
-/// A value of `security.capability` (`VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted).
+/// `VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted.
 const VALUE: [u8; 20] = [0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// A value of `system.posix_acl_access`: version 2, and the entries `u::rwx`, `u:7:r`, `g::rx`,
-/// `m::rx`, `o::x`. Its mode is 751.
+/// Version 2, and the entries `u::rwx`, `u:7:r`, `g::rx`, `m::rx`, `o::x`: mode 751.
 #[rustfmt::skip]
 const ACL: [u8; 44] = [
     2, 0, 0, 0,
@@ -35,23 +30,18 @@ const ACL: [u8; 44] = [
     16, 0, 5, 0, 0xff, 0xff, 0xff, 0xff,
     32, 0, 1, 0, 0xff, 0xff, 0xff, 0xff,
 ];
-/// The modes of the files.
 const MODES: [u32; 7] = [0o6755, 0o2745, 0o4644, 0o644, 0o6777, 0o2767, 0o666];
-/// The modes of the directories.
 const DIR_MODES: [u32; 4] = [0o755, 0o6755, 0o2745, 0o7777];
 
-/// A user who changes a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
     pub(crate) uid: u32,
     gid: u32,
     groups: &'static [u32],
-    /// The capabilities that root lacks.
     lacks: CapabilitySet,
 }
 
 impl Caller {
-    /// Returns true if the set-user-ID and set-group-ID bits stay when this user changes a file.
     pub(crate) fn keeps_bits(&self) -> bool {
         self.uid == 0 && !self.lacks.contains(CapabilitySet::FSETID)
     }
@@ -71,8 +61,7 @@ pub(crate) const CALLERS: [Caller; 7] = [
     Caller { lacks: CapabilitySet::FOWNER, ..user(0, &[]) },
 ];
 
-/// A function that changes a file. It gets the path of the file, and the file itself, which root
-/// has opened for reading and writing. So a caller without a right to open the file can write.
+/// Root has opened the file, so a caller without a right to open it can write.
 type Change = fn(&Path, &File) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 20] = [
@@ -113,9 +102,8 @@ const CHANGES: [(&str, Change); 20] = [
     }),
 ];
 
-/// Calls fchown(2) without an owner and without a group, as a 32-bit program does. On a kernel
-/// without 32-bit programs, and on another architecture, it makes the call of a 64-bit program
-/// instead.
+/// Calls fchown(2) without an owner and a group, as a 32-bit program does, or as a 64-bit program
+/// where the kernel runs no others.
 fn fchown_32(file: &File) -> io::Result<()> {
     match corewalk_testkit::call32::fchown(file, u32::MAX, u32::MAX) {
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error()) => {
@@ -125,7 +113,6 @@ fn fchown_32(file: &File) -> io::Result<()> {
     }
 }
 
-/// The changes of a directory.
 const DIR_CHANGES: [&str; 7] = [
     "chown to another user",
     "chown to another group",
@@ -136,7 +123,6 @@ const DIR_CHANGES: [&str; 7] = [
     "set an ACL",
 ];
 
-/// Calls `change` with the credentials of `caller`.
 pub(crate) fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     run_as(caller.uid, caller.gid, caller.groups, || {
         let mut sets = capabilities(None).expect("read the capabilities");
@@ -146,9 +132,8 @@ pub(crate) fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Se
     })
 }
 
-/// Returns mode and owner of a file, and whether it has capabilities. Asks statx(2) only for these
-/// attributes. If the test also asked for times, the kernel would fetch all attributes again, and
-/// the test would not notice an outdated mode in the kernel's cache.
+/// With the times, the kernel would fetch all attributes again, and the test would not notice an
+/// outdated mode in its cache.
 pub(crate) fn state(path: &Path) -> String {
     let wanted = StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID;
     let now = statx(CWD, path, AtFlags::empty(), wanted).expect("the file exists");
@@ -157,7 +142,6 @@ pub(crate) fn state(path: &Path) -> String {
     format!("{:o} {} {}{caps}", now.stx_mode & 0o7777, now.stx_uid, now.stx_gid)
 }
 
-/// Sets the owner, the mode and, if `has_caps`, the capabilities of a new file.
 pub(crate) fn prepare(path: &Path, mode: u32, has_caps: bool) {
     chown(path, Some(OWNER), Some(GROUP)).expect("root is permitted to");
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("root is permitted to");
@@ -167,7 +151,6 @@ pub(crate) fn prepare(path: &Path, mode: u32, has_caps: bool) {
     }
 }
 
-/// Makes `change` twice as `caller`. Returns the results, and the state before and after each call.
 fn change_twice(caller: Caller, path: &Path, file: &File, change: Change) -> String {
     let mut text = state(path);
     for _ in 0..2 {
@@ -177,12 +160,8 @@ fn change_twice(caller: Caller, path: &Path, file: &File, change: Change) -> Str
     text
 }
 
-/// Returns true if a mount cannot make a change as the host does. The arguments are the caller, the
-/// name of the change, the mode of the file, and whether the file has capabilities.
 pub(crate) type Skips = fn(Caller, &str, u32, bool) -> bool;
 
-/// Makes each of `CHANGES` to files in the directory `at`, and some of them to directories. Returns
-/// one line of text per change, with its result and the states.
 fn collect(at: &Path, caller: Caller, skips: Skips) -> Vec<String> {
     let dir = at.join("dir");
     fs::create_dir(&dir).expect("make the directory");
@@ -212,7 +191,6 @@ fn collect(at: &Path, caller: Caller, skips: Skips) -> Vec<String> {
     lines
 }
 
-/// Compares the changes in the directory `found` of a mount with those in `expected` of the host.
 pub(crate) fn compare(found: &Path, expected: &Path, skips: Skips) {
     for caller in CALLERS {
         let collect = |at| collect(at, caller, skips);

@@ -2,7 +2,6 @@
 
 use super::{ALTER_LIST, COMPLEX_COUNT, CONST_LIST, List, Node, Set, bit_of, get, nodes_of, queue};
 
-/// Checks the queues of a set. Returns a description of the first fault.
 pub(crate) fn audit(set: Set<'_>) -> Result<(), String> {
     let waits = |node: &Node<'_>| node.outcome().is_none();
     let mut waiting: Vec<Node<'_>> = nodes_of(set).map(|(node, _)| node).filter(waits).collect();

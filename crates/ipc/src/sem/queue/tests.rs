@@ -16,8 +16,7 @@ const WAITS: u32 = 16;
 const ZERO_OP: SemBuf = SemBuf::new(0, 0, SemFlags::empty());
 const DOWN: SemBuf = SemBuf::new(0, -1, SemFlags::empty());
 
-/// Makes a set with two waiting calls in each queue, and then links the last wait node of each
-/// queue to itself.
+/// Links the last wait node of each queue to itself.
 fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     let capacity = Capacity { sets: 4096, sems: 8, waits: WAITS, tasks: 4, ..Capacity::LEAST };
     let file = memfd_create("rings", MemfdFlags::CLOEXEC).unwrap();
@@ -33,7 +32,6 @@ fn rings(sops: &[SemBuf]) -> (Task, SemId) {
     (task, id)
 }
 
-/// Damages each queue in which this wait node is the last one: the node becomes its own successor.
 fn close_ring(task: &Task, line: u32) {
     let first = task.shared.region.line(line);
     for links in [SET_LINKS, SEM_LINKS].map(|at| &first[at]) {
@@ -46,7 +44,7 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Sets the first semaphore to `value`. Returns the number of waiting calls that this completes.
+/// Returns the number of waiting calls that this completes.
 fn completed(task: &Task, id: SemId, value: i32) -> usize {
     let guard = set(task, id).lock(task.owner).unwrap();
     let mut txn = Txn::new(&guard);

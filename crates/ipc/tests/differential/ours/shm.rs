@@ -11,8 +11,8 @@ use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// The first pid of forked children on the corewalk side. No other task has such a pid. The
-/// comparison replaces it by -1, like the pid of a forked child of the kernel.
+/// No other task has such a pid. The comparison replaces it by -1, like the pid of a child that was
+/// forked on the kernel's side.
 const CHILD_PIDS: u32 = 1 << 20;
 
 /// The attaches of a worker, and its forked children.
@@ -26,8 +26,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Removes the attach at position `nth` from the list of attaches, and returns its address. If
-    /// the list is shorter, returns an address at which nothing is attached.
+    /// A short list yields an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
@@ -85,7 +84,7 @@ pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut S
     }
 }
 
-/// Attaches a segment without mapping it. Refuses an address that overlaps another attach.
+/// Refuses an address that overlaps another attach.
 fn attach(
     task: &Task,
     state: &mut State,
@@ -132,8 +131,6 @@ fn stat(task: &Task, id: i32, cmd: i32) -> Result<ShmStat, Errno> {
     }
 }
 
-/// Returns the answer of `IPC_INFO` or `SHM_INFO` as numbers: the highest index, then the fields of
-/// `struct shminfo` or `struct shm_info`.
 fn totals(task: &Task, cmd: i32) -> Result<Vec<i64>, Errno> {
     let (totals, limits) = (task.shm_totals()?, task.limits());
     let index_max = i64::from(totals.index_max);

@@ -13,9 +13,7 @@ use std::{fs, fs::File, os::unix::fs::FileExt};
 const PAGE: usize = 4096;
 /// The size of a huge page on x86-64.
 const BLOCK: usize = 2 << 20;
-/// Number of slots in one huge page. A slot of the tests is one cache line of 64 bytes.
 const SLOTS: u32 = (BLOCK / 64) as u32;
-/// Maximum number of arenas that a test creates until one of them gets huge pages.
 const TRIES: usize = 8;
 
 /// Returns how many pages of block `nth` are resident.
@@ -43,8 +41,6 @@ fn has_huge_pages() -> bool {
         && !read("/proc/self/status").contains("THP_enabled:\t0")
 }
 
-/// Returns how often page faults on this machine have found no free huge page, from the kernel's
-/// counters.
 fn huge_pages_missed() -> u64 {
     let counters = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = |line: &str| line.strip_prefix("thp_fault_fallback ")?.parse().ok();
@@ -58,8 +54,8 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Measures how much of an arena's first and second block of 2 MiB is resident. It writes one slot
-/// in each block, and hands out all slots of the first block with `grow` in between.
+/// Writes one slot in each of the first two blocks of 2 MiB. In between, hands out all slots of the
+/// first block by `grow`.
 ///
 /// The measurement uses `TRIES` arenas, because the kernel may lack huge pages. Returns the numbers
 /// of resident pages in the two blocks, for the arena with the most resident pages in the first

@@ -35,8 +35,7 @@ impl Drop for Version {
     }
 }
 
-/// A writer replaces version 1 by version 2, while a reader reads the cell. Returns in how many
-/// runs the reader saw the old version, and in how many the new one.
+/// Counts runs: the reader saw the old version, or the new.
 fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (first, first_ended) = Version::new(1);
@@ -95,8 +94,7 @@ fn control_free_without_grace_period_is_caught() {
     });
 }
 
-/// Runs two threads that each add 1 to the value with `add_one`. Returns how many updates ran the
-/// closure once, and how many ran it more than once.
+/// Returns how many updates ran the closure once, and how many ran it more than once.
 fn updates(add_one: fn(&RcuCell<u64>, &Tally<2>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let cell = Arc::new(RcuCell::new(0));
@@ -132,8 +130,7 @@ fn control_read_then_replace_is_caught() {
     });
 }
 
-/// One thread empties a cell with `empty` while another reads the cell. Returns in how many runs
-/// the reader saw the value, and in how many an empty cell.
+/// Counts runs: the reader saw the value, or an empty cell.
 fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (version, has_ended) = Version::new(1);
