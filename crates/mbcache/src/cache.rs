@@ -196,8 +196,6 @@ impl Mbcache {
         Self::with_secret(options, Secret::random())
     }
 
-    /// Returns an empty cache, like [`Mbcache::new`], whose hash uses `secret`. Tests pass a fixed
-    /// secret.
     pub(crate) fn with_secret(options: MbcacheOptions, secret: Secret) -> io::Result<Mbcache> {
         let lines = (options.budget_bytes / LINE_BYTES).min(LINES_MAX) as u32;
         if u64::from(lines) * u64::from(SLOTS) < SLOTS_PER_ENTRY {
@@ -416,7 +414,7 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // The pair is gone: this call has removed it (`Ok`), or another thread has (`Err`).
+            // The pair is gone, removed by this call (`Ok`) or by another thread (`Err`).
             Ok(()) | Err(_) => None,
         }
     }

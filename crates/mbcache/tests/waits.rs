@@ -41,8 +41,8 @@ fn threads_that_wait_go_on_when_the_last_handle_is_put() {
     assert!(cache.delete_or_get(1, 5).is_none());
 }
 
-/// A thread that frees a value must wait for the threads that found it, and no wait may last for
-/// ever. Some threads search for values, and one frees them. Trap T34 in `traps.md`.
+/// A thread that frees values must wait for threads that found them, but never for ever. Trap T34
+/// in `traps.md`.
 #[test]
 fn waits_beside_finders_all_end() {
     const ROUNDS_MAX: u64 = 50_000_000;
@@ -81,8 +81,7 @@ fn waits_beside_finders_all_end() {
     assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
-/// Guarantee G.1 of `lib.rs`: a thread that waits until an entry has no handle waits only for the
-/// handles that exist when its wait starts.
+/// Guarantee G.1 of `lib.rs`: a wait ends although other threads take new handles.
 #[test]
 fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
     let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);

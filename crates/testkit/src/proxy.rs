@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::real::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::real::thread;
 
-/// The name of a socket of PostgreSQL in its directory.
+/// PostgreSQL gives its socket this name.
 const SOCKET: &str = ".s.PGSQL.5432";
 
 /// A running proxy.
@@ -32,7 +32,7 @@ struct State {
     has_ended: AtomicBool,
     delay_us: AtomicU64,
     bytes: AtomicU64,
-    /// How often messages were dropped.
+    /// How often `cut` has dropped messages.
     cuts: AtomicU64,
 }
 
@@ -91,8 +91,8 @@ impl Proxy {
     pub fn cut(&self) {
         // ORDERING: Relaxed. See the next store.
         self.state.cuts.fetch_add(1, Ordering::Relaxed);
-        // ORDERING(cut): Release. Pairs with the load of `is_paused` in `forward`. A thread that
-        // sees the end of the pause also sees that a cut has ended it.
+        // ORDERING(cut): Release, for the Acquire load of `is_paused` in `forward`. A thread that
+        // sees the end of the pause must also see the cut, or it would forward the messages.
         self.state.is_paused.store(false, Ordering::Release);
     }
 
@@ -128,8 +128,8 @@ fn forward(mut from: UnixStream, mut to: UnixStream, state: &State) {
         while state.is_paused.load(Ordering::Acquire) {
             thread::sleep(Duration::from_millis(2));
         }
-        // ORDERING: Relaxed. The Acquire load of `is_paused` above makes this load see the cut that
-        // has ended the pause.
+        // ORDERING: Relaxed. The Acquire load of `is_paused` above makes the new count visible,
+        // because `cut` increases the count before it ends the pause.
         if state.cuts.load(Ordering::Relaxed) != cuts {
             break;
         }

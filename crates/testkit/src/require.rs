@@ -11,8 +11,7 @@
 
 use std::{env, fmt::Display, fs::OpenOptions};
 
-/// The environment variable that lists requirements of tests. A test without a listed requirement
-/// fails instead of being skipped.
+/// Lists requirements of tests. A test without a listed requirement fails instead of being skipped.
 const REQUIRE: &str = "COREWALK_REQUIRE";
 
 /// A requirement on the machine.
@@ -34,7 +33,6 @@ pub enum Need {
 }
 
 impl Need {
-    /// Returns the word that stands for the requirement in `COREWALK_REQUIRE`.
     const fn word(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -45,7 +43,6 @@ impl Need {
         }
     }
 
-    /// Returns true if `list`, a value of `COREWALK_REQUIRE`, contains the requirement.
     fn is_demanded_by(self, list: &str) -> bool {
         list.split(',').map(str::trim).any(|word| match word {
             "all" => self != Self::Machine,

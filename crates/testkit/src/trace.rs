@@ -97,8 +97,7 @@ pub fn count() -> io::Result<Counts> {
     }
 }
 
-/// Returns the number of the system call that a stopped thread is about to make. Returns None if
-/// the thread is returning from a system call.
+/// Returns None if the stopped thread is returning from a system call.
 fn entered(thread: i32) -> Option<u64> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };

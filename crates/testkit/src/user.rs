@@ -15,8 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// How many times to check whether a process has entered its new namespace, and the pause between
-/// two checks.
+/// Bounds the wait until a process has entered its new namespace.
 const TRIES: u32 = 5000;
 const PAUSE: Duration = Duration::from_millis(1);
 

@@ -27,14 +27,12 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     end_fill(steps, m);
 }
 
-/// Ends a read of `version`.
 fn read(state: &mut State, version: u8) -> Option<&'static str> {
     let is_old = version < state.floor;
     state.floor = state.floor.max(version);
     is_old.then_some(OLD)
 }
 
-/// The kernel answers a read from its own cache, even if the server was killed.
 fn kernel_read(steps: &mut Steps, m: usize) {
     let mount = &steps.from.mounts[m];
     if mount.kernel > 0 {
@@ -64,8 +62,8 @@ fn cached_read(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The server answers a read from its cache. With a timeout in its reply, it lets the kernel keep
-/// the answer.
+/// The server answers a read from its cache. The kernel may keep the answer if the reply has a
+/// timeout.
 fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     let (scenario, rules) = (*steps.scenario, steps.scenario.rules);
     let broken = read(&mut next, version);
@@ -82,7 +80,7 @@ fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     steps.add_checked(Event::CachedRead, m, next, broken);
 }
 
-/// The kernel takes a reply that the server has written, even if the server was killed meanwhile.
+/// The reply reaches the kernel even if the server was killed meanwhile.
 fn take_reply(steps: &mut Steps, m: usize) {
     if let Reader::Reply { version, left } = steps.from.mounts[m].reader {
         let mut next = *steps.from;
@@ -96,9 +94,8 @@ fn take_reply(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A program reads a directory that is not cached, which starts a fill. The database inserts a
-/// lease. It reads the item (a name or an attribute) and the pending intents of other mounts, and
-/// answers.
+/// A read of a directory that is not cached starts a fill. The database inserts a lease and reads
+/// the item and the pending intents of other mounts.
 fn fill(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     let mount = &from.mounts[m];
@@ -135,8 +132,6 @@ fn fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Returns true if a change of another mount waits for leases on the directory (an intent). Deletes
-/// the intents of dead sessions.
 fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     let (scenario, rules) = (steps.scenario, steps.scenario.rules);
     let mut is_told = false;
@@ -154,8 +149,6 @@ fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     is_told
 }
 
-/// Inserts the lease of a fill, and ends the program's read. `is_calm` says that no intent waits
-/// for leases on the directory.
 fn grant(steps: &mut Steps, m: usize, mut next: State, dir: u8, is_calm: bool) {
     let is_current = next.db.session[m] == next.mounts[m].session;
     if is_current && (is_calm || steps.scenario.ack == Ack::KeepsLease) {
@@ -191,9 +184,8 @@ fn end_fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A mount sees a new boot id in an answer. So the database has crashed and has lost its leases,
-/// and the mount drops all caches. The mount does not cache this answer either, which costs one
-/// more fill.
+/// A new boot id in an answer shows that the database has crashed and lost its leases. So the mount
+/// drops all caches, and does not cache the answer either.
 pub(crate) fn see_boot(steps: &mut Steps, mut next: State, m: usize, boot: u8) {
     next.drop_everything(m, steps.scenario.rules.drop_marks_fills);
     next.mounts[m].boot = boot;

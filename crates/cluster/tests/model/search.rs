@@ -12,8 +12,8 @@ use super::trace;
 /// before it fills the memory.
 const MOST_STATES: usize = 6_000_000;
 
-/// A hash table of the states found so far. Each element of `table` is an index into `keys` plus
-/// one, or 0 if the element is empty.
+/// A hash table of the states found so far. An element of `table` is an index into `keys` plus one,
+/// or 0.
 struct Found {
     keys: Vec<Key>,
     parents: Vec<u32>,
@@ -33,7 +33,6 @@ impl Found {
         hash ^ (hash >> 29)
     }
 
-    /// Returns the index of `key`, and true if it is new.
     fn insert(&mut self, key: Key, parent: u32) -> (u32, bool) {
         if self.keys.len() * 2 >= self.table.len() {
             self.grow();
@@ -66,7 +65,6 @@ impl Found {
         }
     }
 
-    /// Returns the keys from the first state to state `index`.
     fn path(&self, mut index: u32) -> Vec<Key> {
         let mut path = vec![self.keys[index as usize]];
         while index != 0 {
@@ -78,7 +76,6 @@ impl Found {
     }
 }
 
-/// How a property failed.
 pub(crate) struct Failure {
     pub(crate) reason: &'static str,
     pub(crate) trace: Vec<String>,
@@ -103,7 +100,6 @@ impl Outcome {
     }
 }
 
-/// Visits every state that `scenario` can reach, or stops at the first step that breaks a property.
 pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut found = Found::new();
     let start = scenario.start();
@@ -112,8 +108,7 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut steps = Vec::new();
     let mut outcome =
         Outcome { states: 0, transitions: 0, events: [0; Event::COUNT], failure: None };
-    // The edges of helpful steps (steps without faults), from their target to their source. And the
-    // goals: the states in which all work is done.
+    // Reversed edges of all steps that are not faults, and the states in which all work is done.
     let (mut edges, mut goals) = (Vec::new(), Vec::new());
     while !level.is_empty() && outcome.failure.is_none() {
         let mut next = Vec::new();
@@ -156,8 +151,8 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     outcome
 }
 
-/// Returns the first state from which helpful steps (without faults) reach no goal, a state in
-/// which all work is done.
+/// Returns the first state from which steps without faults never reach a state in which all work is
+/// done.
 fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u32> {
     edges.sort_unstable();
     let mut reaches = vec![false; states];
@@ -174,7 +169,6 @@ fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u
     reaches.iter().position(|&reaches| !reaches).and_then(|index| u32::try_from(index).ok())
 }
 
-/// Repeats the steps along `path`, and writes a line about each.
 fn retrace(scenario: &Scenario, path: &[Key], last: Option<&Step>) -> Vec<String> {
     let mut state = scenario.start();
     let mut lines = Vec::new();
@@ -190,8 +184,6 @@ fn retrace(scenario: &Scenario, path: &[Key], last: Option<&Step>) -> Vec<String
     lines
 }
 
-/// Asserts that no step of the model breaks a property, and that every event of `reached` occurs in
-/// some step.
 pub(crate) fn holds(scenario: &Scenario, reached: &[Event]) -> Outcome {
     let outcome = explore(scenario);
     println!(

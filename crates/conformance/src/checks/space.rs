@@ -6,10 +6,10 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::{Bench, OpenFile};
 
-/// A file may use this many bytes of disk space more than twice its size: for preallocation, and
-/// for the unused end of a large block.
+/// Disk space beyond twice the size of a file, for preallocation and for the unused end of a large
+/// block.
 const BESIDE_BYTES: u64 = 16 << 20;
-/// The unit of the ranges for `fallocate`, in bytes: a multiple of each usual block size.
+/// The unit of the ranges in bytes, a multiple of each usual block size.
 const UNIT: u64 = 64 << 10;
 
 pub(super) fn blocks(bench: &Bench) -> Checked {
@@ -32,7 +32,6 @@ pub(super) fn blocks(bench: &Bench) -> Checked {
     ensure_eq("the size of a file cut to nothing", bench.attr(&file)?.size, 0)
 }
 
-/// A file and the bytes that it must have.
 struct Modelled<'b> {
     bench: &'b Bench,
     file: InodeRef<'b>,
@@ -59,8 +58,8 @@ impl Modelled<'_> {
     }
 }
 
-/// The modes of fallocate(2) that remove or insert a range, and so move the bytes behind it. A file
-/// system may fail with `EINVAL` if the range does not fit its blocks.
+/// Modes that move the bytes behind a range. A file system may refuse them with `EINVAL` if the
+/// range does not fit its blocks.
 const SHIFTS: Fallocate = Fallocate::COLLAPSE_RANGE.union(Fallocate::INSERT_RANGE);
 
 pub(super) fn fallocate(bench: &Bench) -> Checked {
@@ -116,7 +115,6 @@ pub(super) fn seek(bench: &Bench) -> Checked {
     for at in [0, 1, 4_999, 5_000, 300_000, 699_999, 700_001, 1_000_000, 2_000_000, size - 1] {
         let call = |what: Seek| format!("seek to {what:?} from {at} of {size}");
         let data = match find(at, Seek::Data) {
-            // There is no data behind `at`.
             Err(Errno::NXIO) => size,
             found => found.must(&call(Seek::Data))?,
         };
