@@ -52,7 +52,6 @@ pub(crate) struct Arguments {
     remove_strays: bool,
 }
 
-/// Checks the file system and prints the errors and the totals.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (text, is_clean) = match Source::parse(&arguments.source) {
         Ok(Source::Store(_)) if arguments.remove_strays => {
@@ -98,7 +97,6 @@ fn operational(failure: Failure) -> Failure {
     }
 }
 
-/// Returns findings, one a line.
 fn listed(findings: &[impl Display]) -> String {
     findings.iter().map(|finding| format!("{finding}\n")).collect()
 }
