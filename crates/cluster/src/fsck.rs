@@ -116,7 +116,7 @@ pub struct Report {
 }
 
 const FORMAT: &str = "SELECT version, data, id::text FROM format";
-/// The sum of the sizes is capped as in `cw_statfs`.
+/// `cw_statfs` caps the sum of the sizes in the same way.
 const TOTALS: &str = "SELECT count(*),
     least(coalesce(sum(size), 0), 9223372036854775807)::bigint, count(*) FILTER (WHERE nlink = 0) FROM node";
 const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
@@ -151,8 +151,8 @@ const STRAYS: &str = "SELECT o FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
         AND NOT EXISTS (SELECT FROM dead_object d WHERE d.object = o)";
-/// Records strays as unused objects. Checks again that no file uses them, because `fsck` may have
-/// asked a standby that lags behind.
+/// `fsck` may have asked a standby that lags behind, so the statement checks again that no file
+/// uses the strays.
 const RECORD: &str = "INSERT INTO dead_object SELECT o, clock_timestamp() FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
@@ -246,8 +246,6 @@ fn links(row: &Row) -> Finding {
     Finding::Links { ino: row.get(0), stored: row.get(1), counted: row.get(2) }
 }
 
-/// Counts the objects. Returns the keys of the objects that are missing or too short, and those of
-/// unused objects.
 fn check_objects(
     slices: &[Row],
     listed: Vec<(String, u64)>,
@@ -266,7 +264,6 @@ fn check_objects(
     (missing, objects.into_keys().collect())
 }
 
-/// Reports the missing objects that files still use.
 async fn check_again(
     client: &Client,
     missing: Vec<String>,

@@ -61,34 +61,28 @@ const WAITING: &str = "SELECT * FROM cw_waiting($1)";
 const ACKNOWLEDGE: &str = "SELECT cw_acknowledge($1, $2)";
 /// The pause before the listener connects again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Maximum number of acknowledged intents that are remembered. The call that waits for an intent
-/// may ask for it only later.
+/// The call that waits for an intent may ask for it only after all have acknowledged it, so this
+/// many are remembered.
 const KEPT: usize = 1024;
 
-/// The messages between a mount and the others.
 #[derive(Debug, Default)]
 pub(crate) struct Post {
     /// Intents of this mount that all holders have acknowledged.
     acknowledged: Mutex<VecDeque<i64>>,
     arrived: Notify,
-    /// Wakes the listener, so that it reads the intents from the database.
+    /// Makes the listener read the intents from the database.
     look: Notify,
-    /// How often a change has waited for other mounts.
     pub(crate) waits: ShardedCounter,
-    /// Intents of others that the listener has seen.
     pub(crate) intents: ShardedCounter,
-    /// Acknowledgements that the listener has sent.
     pub(crate) acknowledgements: ShardedCounter,
 }
 
 impl Post {
-    /// Makes the listener read the intents from the database.
     pub(crate) fn look(&self) {
         self.look.notify_one();
     }
 
-    /// Waits until all holders of leases have acknowledged an intent of this mount, but at most for
-    /// the time `limit`.
+    /// Returns when all holders of leases have acknowledged the intent, or after the time `limit`.
     pub(crate) async fn wait(&self, intent: i64, limit: Duration) {
         let news = async {
             loop {
@@ -123,15 +117,13 @@ impl Post {
 
 #[derive(Debug, PartialEq, Eq)]
 enum News {
-    /// An intent with its directories.
     Intent(i64, Vec<u64>),
-    /// An intent of this session that all others have acknowledged.
     Acknowledged(i64),
     /// A notification for other sessions.
     Other,
 }
 
-/// Reads the text of a notification. `functions/changes.sql` tells its form.
+/// The form of the text is in `functions/changes.sql`.
 fn parse(text: &str, session: i64) -> News {
     let mut words = text.split(' ');
     let mut word = || words.next().unwrap_or_default();
@@ -151,7 +143,6 @@ fn parse(text: &str, session: i64) -> News {
     }
 }
 
-/// A connection that listens.
 struct Line {
     client: Client,
     news: UnboundedReceiver<String>,
@@ -202,7 +193,6 @@ async fn connect(session: &Session) -> Result<Line, DatabaseError> {
     Ok(Line { client, news, waiting, acknowledge })
 }
 
-/// Serves a connection until it fails, or the session is gone.
 async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Duration) {
     let mut asks = true;
     loop {
@@ -210,8 +200,7 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
         if asks && answer_waiting(&strong, &line, flaws, limit).await.is_err() {
             return;
         }
-        // Wait for notifications only for a limited time, so that this task notices when the
-        // session is dropped.
+        // The wait is limited, so that the task notices when the session is dropped.
         let idle = async {
             tokio::select! {
                 text = line.news.recv() => Some(text),
@@ -245,7 +234,6 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
     }
 }
 
-/// Answers all intents that wait for the session.
 async fn answer_waiting(
     session: &Arc<Session>,
     line: &Line,
@@ -263,9 +251,8 @@ async fn answer_waiting(
 }
 
 impl Line {
-    /// Drops the cached directories of an intent, and acknowledges the intent for the session `id`.
-    /// If the kernel cannot drop its names, first waits until their timeouts are over. The database
-    /// must answer within `limit`.
+    /// Drops the cached directories of an intent before it acknowledges the intent. If the kernel
+    /// cannot drop its names, first waits until their timeouts are over.
     async fn acknowledge(
         &self,
         session: &Session,

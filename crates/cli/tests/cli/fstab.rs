@@ -12,7 +12,6 @@ use corewalk_testkit::require::has_program;
 
 use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, corewalk, is_mounted, run};
 
-/// Returns a directory with a link `mount.corewalk` to the program.
 fn scene() -> Folder {
     let folder = Folder::new();
     std::os::unix::fs::symlink(PROGRAM, folder.path("mount.corewalk"))
@@ -65,8 +64,8 @@ fn helper_exits_with_the_statuses_of_mount() {
     assert!(!folder.path("m").exists() && folder.mounts().is_empty());
 }
 
-/// Each command line that mount(8) builds for a line of fstab must be accepted, or refused with a
-/// one-line message. With `-f` the program mounts nothing.
+/// Each command line that mount(8) builds must be accepted, or refused with a one-line message.
+/// With `-f` the program mounts nothing.
 #[test]
 fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     let folder = scene();
@@ -111,8 +110,8 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// A URL contains `=`. mount(8) takes a source with `=` for a tag such as `LABEL=` only if it knows
-/// the tag, so it must accept the URL.
+/// mount(8) takes a source with `=` for a tag such as `LABEL=` only if it knows the tag. So it must
+/// accept a URL with `=`.
 #[test]
 fn line_of_fstab_with_the_url_of_a_cluster_file_system_is_mounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -137,10 +136,10 @@ umount m
     assert_eq!(run_in_mount_namespace(&script, &folder), "");
 }
 
-/// A mount or a check of a store directly after umount(8) must wait for the old server, which has
-/// not yet written its last commit.
+/// The old server may not have written its last commit yet, so a new mount or a check must wait for
+/// it.
 ///
-/// The test runs in a mount namespace, so that no other process has a copy of the mount.
+/// In its own mount namespace, no other process has a copy of the mount.
 #[test]
 fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -161,7 +160,6 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// Links the program into an empty `/sbin` and creates the mount point `m`.
 const SET_UP: &str = r#"
 set -eu
 mount -t tmpfs none /sbin
@@ -169,7 +167,6 @@ ln -s "$1" /sbin/mount.corewalk
 mkdir m
 "#;
 
-/// Runs [`SET_UP`] and then `script` in a new mount namespace. Returns their standard error.
 fn run_in_mount_namespace(script: &str, folder: &Folder) -> String {
     let script = [SET_UP, script].concat();
     let mut command = Command::new("unshare");

@@ -14,8 +14,6 @@ use crate::fixtures::{Folder, Server, can_mount};
 
 const TRY_WRITE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
-/// Mounts a directory with the file `f`. Calls `test` with the paths of the file in the mount and
-/// in the directory.
 fn with_mount(options: &[&str], test: impl FnOnce(&Path, &Path)) {
     if !can_mount() {
         return;

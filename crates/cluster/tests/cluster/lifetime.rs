@@ -10,7 +10,7 @@ use crate::fixtures::{
     ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
 
-/// Ends the live sessions, as other mounts do with sessions that are not renewed in time.
+/// Other mounts end sessions that are not renewed in time in the same way.
 fn end_sessions(site: &Site) {
     site.sql("UPDATE corewalk.session SET dead = true, until = now() - interval '1 second'");
 }
@@ -48,8 +48,8 @@ fn record_of_objects_is_made_once() {
     drop(fs);
 }
 
-/// A flush writes objects, and then changes the file. In between, a trigger marks the objects as
-/// dead, as if the session had ended. The flush must write them again.
+/// Between the writes of a flush and its change of the file, a trigger marks the objects as dead,
+/// as if the session had ended. The flush must write them again.
 #[test]
 fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     let Some(site) = Site::new() else { return };
@@ -79,9 +79,8 @@ fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     assert_eq!((report.findings, report.unused_objects), (Vec::new(), 0));
 }
 
-/// Two objects belong to no file: one is recorded in the database, and the other one arrived after
-/// its record was removed. `fsck` must report only the second one as a stray, and a mount must
-/// remove it.
+/// An object may arrive in the store after its record was removed. `fsck` must report it as a
+/// stray, but not a recorded object.
 #[test]
 fn object_that_the_database_does_not_know_is_found_and_removed() {
     let Some(site) = Site::new() else { return };

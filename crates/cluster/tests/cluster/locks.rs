@@ -16,14 +16,11 @@ use rustix::fs::{FlockOperation, flock};
 use crate::fixtures::{ROOT, Site, create, file, overwrite, pattern, read, write_new};
 use crate::outage::{break_store, mend_store};
 
-/// Random locks begin at one of this many bytes at the start of the file. Some of them end at the
-/// largest possible position.
+/// Random locks begin at one of these first positions, so that they often overlap.
 const POSITIONS: u64 = 12;
 
-/// The number of random calls in a run. Each call needs two SQL statements.
 const STEPS: usize = 1000;
 
-/// Opens a file, which stays open.
 fn opened(fs: &ClusterFs, ino: u64) -> Node<'static> {
     file(ino).with_handle(fs.open(file(ino), 2).unwrap().handle)
 }
@@ -32,7 +29,6 @@ fn whole(owner: u64, kind: LockKind) -> FileLock {
     FileLock { is_flock: true, ..FileLock::new(owner, kind) }
 }
 
-/// Takes a lock as `F_SETLKW` does.
 fn wait_for(fs: &ClusterFs, node: Node<'_>, lock: &FileLock) {
     let start = Instant::now();
     while fs.set_lock(node, lock) == Err(Errno::AGAIN) {
@@ -41,7 +37,7 @@ fn wait_for(fs: &ClusterFs, node: Node<'_>, lock: &FileLock) {
     }
 }
 
-/// An owner of locks in the kernel of this host: an open file. Its locks are the expected results.
+/// An open file of this host. The locks that the kernel gives it are the expected results.
 struct Oracle(File);
 
 impl Oracle {
@@ -78,7 +74,6 @@ impl Oracle {
         }
     }
 
-    /// Returns true if a lock of another owner conflicts.
     fn is_refused(&self, lock: &FileLock) -> bool {
         let mut found = Oracle::host(lock);
         fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut found)).unwrap();
@@ -93,8 +88,8 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     }
     let start = rng.below(POSITIONS);
     let end = match (kind, rng.below(6)) {
-        // Choose unlocks of all bytes often. Without them, one owner would soon keep a lock of all
-        // bytes for ever.
+        // Without frequent unlocks of all bytes, one owner would soon keep a lock of all bytes for
+        // ever.
         (LockKind::Unlock, 0..3) => return FileLock::new(owner, kind),
         (_, 5) => FileLock::END_MAX,
         _ => start + rng.below(3),
@@ -102,8 +97,7 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     FileLock::new(owner, kind).with_range(start, end)
 }
 
-/// Six owners on two mounts take and drop random locks. Each call must succeed or fail as in the
-/// kernel of this host.
+/// Random locks of six owners on two mounts must succeed or fail as in the kernel of this host.
 #[test]
 fn locks_are_given_as_by_the_kernel() {
     let Some(site) = Site::new() else { return };
@@ -121,8 +115,8 @@ fn locks_are_given_as_by_the_kernel() {
         let (fs, node) = (&mounts[owner % 2], nodes[owner % 2]);
         let lock = random_lock(&mut rng, owner as u64);
         if step % 100 == 99 {
-            // The owner closes the file in the mount, which drops its locks. On the host, an unlock
-            // of all bytes does the same.
+            // A close in the mount drops the owner's locks. On the host, an unlock of all bytes
+            // does the same.
             fs.unlock_owner(node, owner as u64, false).unwrap();
             oracles[owner].set(&FileLock::new(0, LockKind::Unlock)).unwrap();
         }
@@ -151,8 +145,7 @@ fn locks_are_given_as_by_the_kernel() {
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.flock"), "0");
 }
 
-/// Adds one to the number in a file, `count` times. Between the read and the write, other threads
-/// can run, so an addition without a lock may be lost.
+/// Other threads run between the read and the write, so an addition without a lock may be lost.
 fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     let node = opened(fs, ino);
     for _ in 0..count {
@@ -172,7 +165,6 @@ fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     fs.release(node);
 }
 
-/// Two threads on each of three mounts add to the number in a file. Returns the final number.
 fn race(has_locks: bool, count: usize) -> Option<u64> {
     let site = Site::new()?;
     let mounts = [site.open(), site.open(), site.open()];
@@ -198,8 +190,7 @@ fn control_additions_without_locks_are_lost() {
     assert!(sum < 300, "{sum}");
 }
 
-/// Two mounts write different parts of a file, each under a lock of its part. The file must then
-/// have both parts.
+/// Two mounts write different parts of a file, each under a lock of its part. Both parts must stay.
 #[test]
 fn parts_of_a_file_are_merged() {
     for len in [24, 40_000] {
@@ -219,17 +210,15 @@ fn parts_of_a_file_are_merged() {
             fs.set_lock(node, &lock(at, LockKind::Unlock)).unwrap();
             times.push(a.getattr(node).unwrap().mtime);
         }
-        // The second flush must set a newer time of the file, so that the kernels drop their cached
-        // pages.
+        // With a newer time of the file, the kernels drop their cached pages.
         assert!(times[0] < times[1]);
         let bytes = read(&b, ino);
         assert_eq!((&bytes[..17], bytes.len()), (&b"0000000000000008-"[..], len));
     }
 }
 
-/// A mount has a file open, and another mount changes the file. As soon as the first mount has
-/// reported the new attributes, it must read the new contents too. Otherwise its kernel would keep
-/// old pages under the new time, and show them under a later lock.
+/// As soon as a mount has reported new attributes, it must read the new contents too. Otherwise its
+/// kernel would keep old pages under the new time.
 #[test]
 fn contents_are_not_older_than_attributes() {
     let Some(site) = Site::new() else { return };
@@ -243,9 +232,8 @@ fn contents_are_not_older_than_attributes() {
     assert_eq!((a.read(node, 0, &mut text), &text), (Ok(3), b"new"));
 }
 
-/// The session of a mount dies while it has a lock and bytes that are not flushed. Then another
-/// mount gets the lock. These bytes must never be written, and the program must get an error
-/// (guarantee K.8 in `lib.rs`).
+/// The session dies while it has a lock and unflushed bytes, and another mount gets the lock. The
+/// bytes must not be written, and the program must get an error (guarantee K.8 in `lib.rs`).
 #[test]
 fn change_under_a_lost_lock_is_not_made() {
     let Some(site) = Site::new() else { return };
@@ -258,7 +246,7 @@ fn change_under_a_lost_lock_is_not_made() {
     a.set_lock(here, &lock).unwrap();
     a.write(here, 0, b"aaa").unwrap();
     assert_eq!(b.set_lock(there, &lock), Err(Errno::AGAIN));
-    // Only the session of the first mount has this lock.
+    // Only the session of the first mount has a lock.
     site.sql(
         "UPDATE corewalk.session SET until = now() - interval '1 second' WHERE id IN \
          (SELECT session FROM corewalk.flock)",
@@ -273,8 +261,8 @@ fn change_under_a_lost_lock_is_not_made() {
     // Other files can still be changed.
     overwrite(&a, other, 0, b"new").unwrap();
     a.maintain();
-    // The unlock must report the loss of the lock, and so must the next close. After both, the file
-    // must be usable again.
+    // The unlock and the next close must report the loss of the lock. After both, the file must be
+    // usable again.
     assert_eq!(a.set_lock(here, &unlock), Err(Errno::IO));
     assert_eq!(a.flush(here), Err(Errno::IO));
     a.set_lock(here, &lock).unwrap();
@@ -286,8 +274,8 @@ fn change_under_a_lost_lock_is_not_made() {
     site.assert_clean();
 }
 
-/// A mount has a lock and bytes that are not flushed. It learns that its session is dead only when
-/// it unlocks. The unlock must fail, and the bytes must not be written.
+/// A mount learns only by an unlock that its session is dead. The unlock must fail, and the
+/// unflushed bytes must not be written.
 #[test]
 fn unlock_after_the_death_of_the_session_writes_nothing() {
     let Some(site) = Site::new() else { return };
@@ -314,8 +302,7 @@ fn lose_locks(site: &Site) {
     );
 }
 
-/// A program that can only read the file loses its lock. A program that writes the file without a
-/// lock must not lose bytes by that.
+/// If a reader loses its lock, a program that writes the file without a lock must not lose bytes.
 #[test]
 fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     let Some(site) = Site::new() else { return };
@@ -337,7 +324,7 @@ fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     assert_eq!(read(&b, ino), b"bbb");
 }
 
-/// Checks that only open files from before a loss give `EIO`.
+/// Only files that were open before the loss of a lock may give `EIO`.
 #[test]
 fn file_with_lost_locks_can_be_opened_again() {
     let Some(site) = Site::new() else { return };
@@ -366,12 +353,12 @@ fn file_with_lost_locks_can_be_opened_again() {
         assert_eq!(a.fallocate(old, 0, 9, Fallocate::empty()), Err(Errno::IO));
         assert_eq!(a.set_lock(old, &lock(2)), Err(Errno::IO));
     }
-    // The owner that has lost locks must get no new lock before it has dropped them. Another owner
-    // must get one.
+    // An owner that has lost locks must drop them before it gets a new one. Another owner must get
+    // one.
     assert_eq!(a.set_lock(new, &lock(1)), Err(Errno::IO));
     a.set_lock(new, &lock(3)).unwrap();
     a.write(new, 0, b"eee").unwrap();
-    // The loss is reported to the files from before it.
+    // The loss is reported to files that were open before it.
     assert_eq!(a.set_lock(owner, &unlock(1)), Err(Errno::IO));
     assert_eq!((a.fsync(new, true), a.flush(owner)), (Ok(()), Err(Errno::IO)));
     a.set_lock(new, &unlock(3)).unwrap();
@@ -382,8 +369,8 @@ fn file_with_lost_locks_can_be_opened_again() {
     assert_eq!(read(&b, ino), b"fff");
 }
 
-/// The object store fails, so written bytes cannot be flushed. An owner whose lock protects these
-/// bytes must keep the lock. An owner whose lock protects no bytes must be able to drop it.
+/// Bytes cannot be flushed, because the object store fails. An owner whose lock protects such bytes
+/// must keep the lock; others must be able to unlock.
 #[test]
 fn unlock_whose_flush_fails_gives_up_no_bytes() {
     let Some(site) = Site::new() else { return };
@@ -430,20 +417,18 @@ fn unlock_that_failed_is_sent_again() {
     a.maintain();
     b.set_lock(there, &lock(1)).unwrap();
     b.unlock_owner(there, 1, false).unwrap();
-    // The next lock call on the file sends the unlock too.
+    // The next lock call on the file repeats the failed unlock.
     a.set_lock(here, &lock(1)).unwrap();
     fails_to_unlock(1);
     a.set_lock(here, &lock(2)).unwrap();
-    // The unlock of an owner has failed and will be sent again. Meanwhile a new owner with the same
-    // number takes a lock. The repeated unlock must not drop it.
+    // A repeated unlock must not drop the lock of a new owner with the same number.
     fails_to_unlock(2);
     a.set_lock(here, &lock(2)).unwrap();
     a.maintain();
     assert_eq!(b.set_lock(there, &lock(1)), Err(Errno::AGAIN));
 }
 
-/// A late copy of a lock request arrives after the request was answered. It must take no lock, and
-/// drop none.
+/// A late copy of an answered lock request must take no lock, and drop none.
 #[test]
 fn late_copy_of_a_request_changes_no_lock() {
     let Some(site) = Site::new() else { return };
