@@ -22,7 +22,6 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::failure::Failure;
 use crate::source::parse_url;
 
-/// How long the command waits until the other file system is mounted on a new junction.
 const LIMIT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(50);
 const URL_BYTES_MAX: usize = 4096;
@@ -114,12 +113,10 @@ fn print(directory: &OwnedFd, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// The number changes when a file system is mounted on the directory.
 fn device(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|stat| stat.dev())
 }
 
-/// Fails if the parent directory is not in a cluster file system.
 fn check_cluster(path: &Path) -> Result<(), Failure> {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(root_of(above(path)), XATTR_STAT, &mut text[..]).unwrap_or(0);
@@ -147,7 +144,7 @@ fn root_of(path: PathBuf) -> PathBuf {
     path
 }
 
-/// Opens the directory itself, even if a file system is mounted on it.
+/// Opens the directory of a junction, although another file system is mounted on it.
 fn open_below_mounts(path: &Path) -> Result<OwnedFd, Errno> {
     let name = path.file_name().ok_or(Errno::BUSY)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

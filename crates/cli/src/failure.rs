@@ -13,7 +13,7 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// The command has an exit status of its own, as `fsck` has those of fsck(8).
+    /// A command with an exit status of its own: `fsck` has those of fsck(8).
     Command(u8, String),
     /// This process or its child has already printed the reason.
     Reported(u8),
@@ -45,7 +45,7 @@ impl Failure {
 
 /// A panic becomes a failure, and prints nothing.
 ///
-/// The panic hook belongs to the process. So panics of other threads print no message either while
+/// A panic hook belongs to the whole process. So panics of all threads print no message while
 /// `step` runs.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));

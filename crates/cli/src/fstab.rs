@@ -97,8 +97,8 @@ fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // The background process has printed its error. mount(8) has another status for the same
-        // failure.
+        // The background process has already printed its error. Only its exit status must become
+        // that of mount(8).
         Failure::Reported(2) => Failure::Reported(USAGE),
         Failure::Reported(_) => Failure::Reported(FAILED),
     }

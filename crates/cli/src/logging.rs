@@ -17,8 +17,8 @@ use std::sync::Mutex;
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Includes the line break. It is below `PIPE_BUF`, so a pipe that poll(2) reports as writable
-/// takes the whole message.
+/// The longest line of the log. It is shorter than `PIPE_BUF`, so a pipe that poll(2) reports as
+/// writable takes the whole line.
 const LINE_BYTES_MAX: usize = 512;
 
 struct Stderr;
@@ -48,7 +48,7 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Drops the line if `out` is closed or cannot take the line without blocking.
+/// The line is dropped if `out` is closed or would block.
 fn write_line(out: &impl AsFd, text: &str) {
     // Without the lock, another thread could fill the pipe between poll(2) and write(2), and
     // write(2) would block.

@@ -111,14 +111,14 @@ fn run() -> ExitCode {
 
 /// Reports why clap did not accept the command line.
 ///
-/// Help and version are printed as clap prints them. Any other mistake is one line, with the exit
-/// status `status`.
+/// clap itself prints help and version. Any other mistake is one line, with the exit status
+/// `status`.
 fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // If the help cannot be written, the pipe has no reader any more.
+            // A pipe without a reader may refuse the help.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }
@@ -129,7 +129,7 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     }
 }
 
-/// The rest of a message of clap consists of hints and the usage.
+/// A message of clap consists of the mistake, hints and the usage, in paragraphs.
 fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);

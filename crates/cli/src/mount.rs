@@ -223,7 +223,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(cluster) = &opened.cluster {
         junctions::check_circle(cluster.id(), &arguments.above, path)?;
     }
-    // The handlers come first: a signal during mount(2) would leave the mount behind.
+    // A signal during mount(2) would leave the mount behind, so the handlers are installed first.
     let signals = EndSignals::watch().map_err(|error| Failure::of(path.display(), error))?;
     let created = CreatedMountpoint::create(path)?;
     let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
@@ -261,8 +261,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // write later, but the file system is gone for them.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| progress::close(&cluster)));
-    // The mounts of junctions work without this file system and may take long to end, so they end
-    // last.
+    // The mounts of junctions may take long to end, and do not need the mount above them. So they
+    // end last.
     drop(junctions);
     drop(created);
     synced.map_err(|error| {
@@ -282,7 +282,7 @@ fn cross(
     Junctions::start(cluster.clone(), path, Inherited { options, above }).map(Some)
 }
 
-/// The line has the bytes of the paths as on the command line, even if they are not UTF-8.
+/// The printed paths may be no UTF-8, so they are written as bytes.
 fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
     let (source, path) = (source.as_bytes(), path.as_os_str().as_bytes());
     let line = [b"mounted ", source, b" on ", path, b"\n"].concat();
@@ -292,13 +292,12 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Dropping the value removes the mount point, if this command has created it. The removal uses a
-/// descriptor of the parent directory, so renames of directories above do not matter. If the name
-/// leads to another directory by then, nothing is removed.
+/// A mount point that this command has created. It is removed through a descriptor of its parent,
+/// whatever happens to the directories above. If the name leads to another directory by then,
+/// nothing is removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,
-    /// The device and the inode number of the directory, which tell it from a later one.
     identity: (u64, u64),
 }
 

@@ -25,16 +25,15 @@ use crate::mount::Plan;
 
 const STORE_PREFIX: &str = "store:";
 
-/// umount(8) may return before the server has written its last commit, so a mount waits for a store
-/// that is in use.
+/// How long a mount waits for a store that is in use: umount(8) may return before the server has
+/// written its last commit.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause between two attempts to open a store that is in use.
 const BUSY_RETRY: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Tmpfs,
-    /// The path is leaked, so it is valid until the process ends.
+    /// The path is leaked, so it stays valid until the process ends.
     Host(&'static Path),
     Store(&'static Path),
     /// The URL was parsed successfully.
@@ -140,8 +139,8 @@ impl Source {
             Source::Cluster(url) => {
                 let options = plan.cluster.clone().with_settings(object_settings());
                 let options = options.with_cache_bytes(plan.server.vfs.cache_bytes as usize);
-                // All threads fill the cache, and any of them frees entries that others have
-                // allocated.
+                // Threads free cache entries that other threads have allocated, and each heap only
+                // reuses its own memory.
                 heap::limit_heaps();
                 let fs = ClusterFs::open(&parse_url(url)?, &options);
                 let fs = Arc::new(fs.map_err(|error| Failure::of(url, error))?);
@@ -151,7 +150,7 @@ impl Source {
     }
 }
 
-/// Adds the password in `PGPASSWORD`. `PGSSLMODE` and `PGSSLROOTCERT` take the place of missing
+/// The password comes from `PGPASSWORD`. `PGSSLMODE` and `PGSSLROOTCERT` take the place of missing
 /// parameters of the URL.
 pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
     let mut full = text.to_owned();

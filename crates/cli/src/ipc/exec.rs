@@ -122,8 +122,8 @@ fn supervise(
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // After the end of the command, its pid may belong to another process. A pidfd never leads to
-    // one.
+    // When the command has ended, another process may get its pid. So signals go through a pidfd,
+    // which never leads to another process.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -143,7 +143,7 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // An error means that the command has ended, whose exit status `supervise` gets.
+                // Sending fails only if the command has ended. `supervise` gets its exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }

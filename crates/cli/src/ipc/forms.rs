@@ -10,7 +10,6 @@ use rustix::io::Errno;
 
 use super::objects::{Kind, Object, group_name, user_name};
 
-/// The columns of ipcs(1): without options, or with `-t`, `-p` or `-c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Plain,
@@ -198,8 +197,8 @@ pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     }
 }
 
-/// `ipcs --summary` also has lines on swap. The namespace does not know which pages are swapped
-/// out, so they are left out.
+/// The namespace does not know which pages are swapped out. So the lines on swap of `ipcs
+/// --summary` are left out.
 pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     Ok(match kind {
         Kind::Msg => {

@@ -156,7 +156,8 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Any user may create a file with such a name in `/dev/shm`.
+        // Any user may create a file with the name of a namespace in `/dev/shm`. So files of other
+        // users are skipped.
         let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });

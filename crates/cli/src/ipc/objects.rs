@@ -84,7 +84,6 @@ impl Object {
     }
 }
 
-/// An object that is created or removed during the call may be missing.
 pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     let max = match kind {
         Kind::Msg => task.msg_totals().map_or(0, |totals| totals.index_max),

@@ -59,15 +59,16 @@ pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 /// Tells the preload library the inherited descriptor of the folder of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. The command inherits its descriptors under high numbers below
-/// this limit.
+/// The usual limit on open files. The command of `exec` inherits its descriptors under high numbers
+/// below this limit.
 const NUMBERS: u64 = 1024;
 
 const SHM_FOLDER: &str = "/dev/shm";
 
 const SEGMENTS: &str = "segments";
 
-/// The permissions of the folder above decide which users can reach this folder.
+/// All users may write in the folder of segments. The permissions of the folder above decide which
+/// users can reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
 const NAMES_TRIED: u32 = 1000;
@@ -75,16 +76,14 @@ const NAMES_TRIED: u32 = 1000;
 /// A file name has at most 255 bytes, and the namespace's name gets a prefix.
 const NAME_MAX: usize = 200;
 
-/// `word` is the name or path of the namespace on the command line.
-///
 /// The owner of the file can read and change the whole namespace, so the file must belong to the
 /// user. Root may use another user's file by its path, but not by a name. Any user may create a
 /// file of any name in `/dev/shm`.
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // Without `CREATE` first: with it and the sysctl `fs.protected_regular`, open(2) fails with
-        // `EACCES` for another user's file. The error `OtherUser` tells the user more.
+        // If `fs.protected_regular` is set, open(2) with `O_CREAT` fails with `EACCES` for another
+        // user's file. So the file is first opened without it, and the user gets a better message.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -112,7 +111,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
-    // The user means a directory, but as names `.` and `..` would stand for files in `/dev/shm`.
+    // The names `.` and `..` would stand for files in `/dev/shm`, but a user who types them means a
+    // directory.
     if word == "." || word == ".." {
         return Err(Failure::Usage(format!(
             "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
@@ -122,10 +122,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
-/// Returns the path of a namespace's file that the caller will remove.
-///
-/// If `word` is a path, the file must have the header of a namespace, but the rest may be damaged.
-/// If it is a name, the file may have any content.
+/// Only a file with the header of a namespace may be removed by its path. A file of a name in
+/// `/dev/shm` may be removed whatever it contains.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -151,7 +149,6 @@ pub(super) struct Place {
     pub(super) path: PathBuf,
     pub(super) shm: PathBuf,
     file: OwnedFd,
-    /// Dropping this value removes the folder of a namespace without a name.
     folder: Option<Folder>,
 }
 
@@ -176,12 +173,13 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // A process with the same pid in another pid namespace may use the name.
+                // In another pid namespace, a process with the same pid may have made a folder of
+                // the same name. So another name is tried.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Until the new folder is locked, it looks like one of a killed process, and another
-            // `exec` may remove it. Then another name is tried.
+            // Another `exec` may remove the new folder before it is locked, because it looks like
+            // one of a killed process. Then another name is tried.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -204,7 +202,7 @@ impl Drop for Folder {
     }
 }
 
-/// Returns None if another process has locked, removed or replaced the folder before.
+/// Returns None if another process has locked, removed or replaced the folder first.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -235,12 +233,11 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // Without `word`, the path comes from the environment: the process runs in the
-            // namespace.
+            // The environment of a process in a namespace has the path of the namespace's file.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // The path of a memfd is in `/proc`, where no outer folder can be made beside it.
+        // The path of a memfd is in `/proc`, where no folder can be made beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -253,8 +250,6 @@ impl Place {
         hand_on(&self.file)
     }
 
-    /// The command inherits the descriptor of the folder of segments. The result is that of
-    /// [`Place::hand_on`].
     pub(super) fn hand_on_shm(&self) -> Option<(OwnedFd, String)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
@@ -272,7 +267,8 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// The namespace is in a memfd. Without a `folder`, programs use shared memory of the kernel.
+    /// The new namespace is in a memfd. If `folder` is None, programs use shared memory of the
+    /// kernel.
     pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -286,7 +282,6 @@ impl Place {
         Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the outer folder and the folder of segments in it, unless they exist.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
@@ -327,11 +322,11 @@ impl Place {
     }
 }
 
-/// Duplicates the descriptor for the command of `exec`. Also returns its number as text for the
-/// preload library. Returns None if the process can open no more descriptors.
+/// The number of the duplicate tells the preload library which descriptor to use. Returns None if
+/// the process can open no more descriptors.
 ///
-/// The number is high, because programs expect low numbers for descriptors that they open
-/// themselves.
+/// Programs expect low numbers for descriptors that they open themselves. So the duplicate gets a
+/// high number.
 fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
     let least = i32::try_from(limit / 8 * 7).ok()?;
@@ -342,8 +337,8 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// All users who may enter the folder can reach all segments. So it must belong to the owner of the
-/// namespace, and only readers of the namespace's file may enter it.
+/// A user who may enter the outer folder can reach all segments. So only users who may read the
+/// namespace's file may enter it, and it must belong to the namespace's owner.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -361,14 +356,13 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The owner of `outer` becomes the owner of the folder of segments.
 fn make_segments(outer: &Path) -> std::io::Result<()> {
     let segments = outer.join(SEGMENTS);
     match DirBuilder::new().mode(0o700).create(&segments) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Any user who may enter `outer` may have put a symbolic link there.
+    // A user who may enter `outer` can put a symbolic link there, which must not be followed.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -410,8 +404,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes folders that are not locked, and in which no process has attached a segment. Killed
-/// `exec` processes have left them.
+/// Removes the folders of killed `exec` processes: those without a lock and without an attached
+/// segment.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -426,7 +420,7 @@ fn remove_orphans_in(folder: &Path) {
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
         // The lock is held until the folder is removed. Otherwise a new `exec` could make a folder
-        // of the same name, which would be removed here.
+        // of the same name meanwhile, and lose it.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -434,7 +428,6 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// A segment stays in use as long as a process has it attached.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);
@@ -445,8 +438,8 @@ fn is_attached(outer: &Path) -> bool {
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Removes only files that the preload library makes for segments. Others stay, and then `outer`
-/// stays too.
+/// Only files that the preload library makes are removed. If other files stay, the folders stay
+/// too.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -477,7 +470,6 @@ mod tests {
             Self(path)
         }
 
-        /// The folder is as a killed `exec` with the pid `pid` leaves it.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -498,11 +490,11 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // Four of the pids are too high for any process. Pid 1 exists, but its folder is not
-        // locked, so it must be removed too.
+        // Four of the pids are too high for any process. Pid 1 exists, but holds no lock on its
+        // folder, so that folder must be removed too.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // `exec` gives no file the name `letter`, so the file and its folder must stay.
+        // `exec` makes no file with the name `letter`, so the file and its folder must stay.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

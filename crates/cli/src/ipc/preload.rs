@@ -15,7 +15,7 @@ use crate::failure::Failure;
 
 const FILE: &str = "libcorewalk_ipc_preload.so";
 
-/// Relative to the directory of the program. `deps` comes first, because the copy of the library
+/// Folders beside the program in which the library may be. `deps` comes first, because the copy
 /// beside the program may be older.
 const FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
@@ -30,8 +30,8 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // For a file that is no library, the dynamic loader only prints a warning. The program would
-    // then use the kernel's IPC objects.
+    // For a file that is no library, the dynamic loader only prints a warning, and the program uses
+    // the kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }
@@ -46,8 +46,7 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// The preload library contains the name of the environment variable with the path of the
-/// namespace.
+/// A file is the preload library if it contains the name of the library's environment variable.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
     Ok(bytes.windows(word.len()).any(|bytes| bytes == word))

@@ -72,7 +72,7 @@ pub(super) fn check(path: &Path) -> Result<(), Refusal> {
 }
 
 fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
-    // A program that cannot be read is accepted, because execve(2) may run it nevertheless.
+    // execve(2) may run a program that cannot be read, so such a program is accepted.
     let (Ok(file), Ok(status)) = (File::open(path), fs::metadata(path)) else { return Ok(()) };
     let is_other_user = status.mode() & SET_USER != 0 && status.uid() != geteuid().as_raw();
     let is_other_group =
@@ -106,7 +106,7 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
 }
 
 fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
-    // execve(2) refuses a file that is no ELF file, or a shell runs it as a script.
+    // A file that is no ELF file is accepted: a shell may run it as a script.
     if !is_elf(start) {
         return Ok(());
     }

@@ -64,8 +64,7 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) has failed for another reason, such as a lacking permission. The file may still
-    /// exist.
+    /// stat(2) has failed, for example because of a missing permission. The file may still exist.
     Unknown,
 }
 

@@ -25,12 +25,11 @@ use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 
-/// Waits until the mount is ready. Returns the line that the server has written to the pipe.
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // This process may have been started as `mount.corewalk`. Under that name the server would
-    // expect the arguments of a mount(8) helper.
+    // If the server were started under the name `mount.corewalk`, it would expect the arguments of
+    // a mount(8) helper.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -66,12 +65,12 @@ pub(super) fn close_inherited() {
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // One descriptor in the list is that of the list itself, which is already closed.
+        // The list contains the descriptor of the list itself, which is already closed.
         let _ = nix::unistd::close(fd);
     }
 }
 
-/// The server must not keep the inherited working directory and output in use.
+/// A server that keeps its working directory would keep another file system in use.
 pub(super) fn detach() {
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

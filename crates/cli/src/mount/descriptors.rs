@@ -17,18 +17,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// All threads share these descriptors: the standard streams, ten files of an open store, the FUSE
-/// device, and a few for a moment.
+/// Descriptors that all threads share: the standard streams, the FUSE device, ten files of an open
+/// store, and some for short use.
 const SHARED: u64 = 24;
-/// Each thread that reads requests needs the device, and with io_uring also a ring and an
-/// eventfd(2).
+/// Descriptors of one thread: the device, and with io_uring also a ring and an eventfd(2).
 const DEVICE: u64 = 1;
 const DEVICE_AND_RING: u64 = 3;
-/// One call on a directory of the host uses two directories, a file, and the directory that is
-/// listed.
+/// A call on a directory of the host uses at most two directories, a file, and the directory that
+/// is listed.
 const CALL: u64 = 4;
 
-/// Descriptors that must stay free for the server when clients have many files open.
+/// Clients with many open files must leave this number of descriptors to the server.
 pub(super) fn reserved(mount: &MountOptions) -> usize {
     (needed(mount) + CALL * mount.threads as u64) as usize
 }

@@ -78,7 +78,7 @@ impl Junctions {
         let (stop, stopped) = channel();
         let mut crossing =
             Crossing { fs, root: root.to_owned(), device, inherited, mounted: HashMap::new() };
-        // The command must say that it is ready only after the existing junctions are mounted.
+        // The command says that it is ready only after the existing junctions are mounted.
         let seen = crossing.look(None);
         let thread = thread::spawn(move || crossing.run(seen, &stopped));
         Ok(Junctions { stop: Some(stop), thread: Some(thread) })
@@ -96,7 +96,8 @@ impl Drop for Junctions {
     }
 }
 
-/// A file system that is mounted above itself would make an endless path.
+/// Without this check, a junction that leads back to a file system above it would make an endless
+/// path.
 pub(super) fn check_circle(id: &str, above: &[String], path: &Path) -> Result<(), Failure> {
     let why = "the file system is mounted above already; the junction makes a circle";
     let is_circle = above.iter().any(|it| it == id);
@@ -110,8 +111,8 @@ pub(super) fn end_with_parent() -> Result<(), Failure> {
     set.map_err(|error| Failure::of("a signal at the end of the parent", error))
 }
 
-/// The child mount of a junction got its directory as standard input. While it is open, `umount -R`
-/// would find the mount above in use.
+/// The child has inherited the directory of its junction as standard input. While it is open,
+/// `umount -R` finds the mount above in use.
 pub(super) fn leave_place() -> Result<(), Failure> {
     let null = File::open("/dev/null").map_err(|error| Failure::of("/dev/null", error))?;
     rustix::stdio::dup2_stdin(&null).map_err(|error| Failure::of("standard input", error))
@@ -120,7 +121,7 @@ pub(super) fn leave_place() -> Result<(), Failure> {
 struct Crossing {
     fs: Arc<ClusterFs>,
     root: PathBuf,
-    /// A user may put another directory at the path `root`, so the device number identifies the
+    /// A user may put another directory at the path of the mount. The device number identifies the
     /// mount.
     device: u64,
     inherited: Inherited,
@@ -136,8 +137,6 @@ impl Crossing {
         end(self.mounted.drain().map(|(_, mounted)| mounted));
     }
 
-    /// Mounts new junctions and unmounts removed ones. `seen` is the version of the last look, and
-    /// the result is the current one.
     fn look(&mut self, seen: Option<i64>) -> Option<i64> {
         let version = self.fs.junctions_version();
         if seen == Some(version) {
@@ -228,8 +227,8 @@ impl Crossing {
         let mut line = String::new();
         if let Some(output) = &mut child.stdout {
             if !is_readable(output)? {
-                // The database of the child does not answer in time. The pipe stays open, so that
-                // the child can print its line later and go on.
+                // The database of a child does not answer in time. The pipe to the child stays
+                // open, so that the child can go on later.
                 return Ok(child);
             }
             BufReader::new(output).read_line(&mut line)?;

@@ -37,14 +37,13 @@ use crate::source::Source;
 
 /// In percent of the memory, as in tmpfs(5).
 const SIZE_PERCENT: u64 = 50;
-/// The default of `nr_inodes=` is one inode per page of `size=`, as in tmpfs(5).
+/// Without `nr_inodes=`, there is one inode per page of `size=`, as in tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// Threads per processor, and the minimum, for mounts whose calls mostly wait for a disk or a
-/// database: stores with `dirsync`, and cluster file systems.
+/// Stores with `dirsync` and cluster file systems mostly wait, so they get more threads: this many
+/// per processor, and at least the second number.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
-/// The parsed options of the mount, of the server and of each back end.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) mount: MountOptions,
@@ -71,7 +70,7 @@ struct Pending {
 
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
-/// A cluster file system writes a file when it is closed, so it cannot obey `sync`.
+/// A cluster file system writes a file when the file is closed, so it cannot obey `sync`.
 const NOT_FOR_CLUSTER: [&str; 6] =
     ["entry_timeout", "attr_timeout", "negative_timeout", "writeback_cache", "strictatime", "sync"];
 /// Two of these options are from nfs(5).
@@ -81,8 +80,8 @@ const TIMEOUT: &str = "timeout";
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "connections";
 const CONNECTIONS_MAX: u64 = 64;
-/// An option of nfs(5). Only sources whose files other programs can lock take it: a directory of
-/// the host, and a cluster file system.
+/// An option of nfs(5). It needs a source whose files other programs can lock: a directory of the
+/// host, or a cluster file system.
 const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";

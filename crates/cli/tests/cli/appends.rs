@@ -47,7 +47,8 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
             "{round}"
         );
     }
-    // fcntl(2) sets and clears `O_APPEND`. Each write must obey the flag at the time of the write.
+    // A write must append only if `O_APPEND` is set at the time of the write, since fcntl(2) may
+    // change the flag.
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::os::unix::fs::FileExt as _;
     fcntl_setfl(&here, OFlags::empty()).expect("the file is open");
@@ -62,8 +63,6 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// The file has six bytes that the host has appended while a client had it open. The server then
-/// gets a write of `ab` at offset 3.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");

@@ -118,7 +118,7 @@ fn mount_tells_what_it_writes_before_it_ends() {
     let begin = Instant::now();
     file.write_all(&bytes).expect("the bytes are written");
     server.signal(Signal::TERM);
-    // On a busy machine, the periodic flush may have written the file's bytes before the signal.
+    // On a busy machine, the mount may have flushed the file before the signal.
     let is_early = begin.elapsed() < Duration::from_secs(3);
     assert_eq!(server.wait().code(), Some(0));
     let printed = fs::read_to_string(log).expect("the log is read");
@@ -143,7 +143,7 @@ fn two_mounts_of_a_cluster_file_system_are_coherent() {
     let address = made(&postgres, &folder);
     let (one, two) = (folder.path("m1"), folder.path("m2"));
     let mut servers = vec![Server::of(&address, &[], &one)];
-    // The kernel of an only mount keeps answers, also the answer that a name is absent.
+    // As long as there is only one mount, its kernel may cache that a name is absent.
     fs::write(one.join("first"), "1").expect("the file is written");
     for text in ["first", "f0", "f1"] {
         assert_eq!(one.join(text).exists(), text == "first");

@@ -66,7 +66,6 @@ fn lock_range(file: &File, at: u64, is_taken: bool) {
     fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)).expect("the lock is taken");
 }
 
-/// A control takes no lock. Cached pages are written back where a lock would be dropped.
 fn no_lock(file: &File, _: u64, is_taken: bool) {
     if !is_taken {
         file.sync_all().expect("the file is synced");
@@ -89,8 +88,6 @@ fn add(path: &Path, at: u64, count: u64, lock: Lock) {
     }
 }
 
-/// Six threads on three mounts add to the numbers of the file. Readers without a lock make the
-/// kernel cache pages of the file.
 fn race(site: &Site, total: u64, lock: Lock) -> u64 {
     let is_done = AtomicBool::new(false);
     let start = Instant::now();
@@ -179,7 +176,7 @@ fn waiting_program_gets_the_lock_of_another_mount_soon() {
     }
     waits.sort();
     eprintln!("waits: median {:.1?}, at most {:.1?}", waits[waits.len() / 2], waits.last());
-    // The server asks every 100 ms. A busy machine may take longer.
+    // The waiting server asks for the lock every 100 ms, but a busy machine may take longer.
     assert!(waits[waits.len() / 2] < Duration::from_secs(1), "{waits:?}");
 }
 

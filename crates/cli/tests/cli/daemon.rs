@@ -13,17 +13,17 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// Tells a child process of the test its role: `command` (of `corewalk ipc exec`), or `stays` (the
-/// daemon that the command starts).
+/// The environment variable with the role of a child process: `command` (of `corewalk ipc exec`),
+/// or `stays` (the daemon that the command starts).
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
 /// The daemon writes its results to the file at this path.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
-/// A child process prints the directory of the segments' memory after this text.
+/// A child process prints this text before the directory of the segments' memory.
 const ATTACHED: &str = "attached below ";
 
-/// Not a test without `ROLE`: the code of the two child processes.
+/// Runs in two child processes of other tests. Without the variable `ROLE` it does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -44,8 +44,6 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// The daemon attaches a segment, and attaches it again after a byte on standard input. It ends
-/// when standard input is closed.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
     shm::shmat(id, 0, 0).expect("the segment is attached");
@@ -58,7 +56,6 @@ fn stay() {
     let whole = found.with_extension("whole");
     fs::write(&whole, format!("{again:?}, {nattch:?}")).expect("the test's directory is writable");
     fs::rename(whole, found).expect("the test's directory is writable");
-    // The pipe is closed by the test, or when the test ends.
     let _bytes = input.read(&mut [0]);
 }
 
@@ -76,7 +73,7 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// At its start, `exec` removes the folders of segments that ended processes have left.
+/// A new `exec` removes the folders of segments that ended processes have left.
 fn exec() {
     assert!(run(corewalk(&["ipc", "exec", "--shm", "--", "true"])).status.success());
 }
@@ -92,7 +89,7 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // The daemon runs until its standard input is closed, so the test keeps the write end of the
+    // The daemon ends when its standard input is closed, so the test keeps the write end of the
     // pipe.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(

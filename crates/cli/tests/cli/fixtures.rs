@@ -42,8 +42,6 @@ impl Folder {
         paths.filter(|path| path.starts_with(&self.0)).collect()
     }
 
-    /// The command must fail with `status` and one line that contains `words`, and leave no mount
-    /// below the directory.
     pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
         let before = self.mounts();
         let shown = format!("{command:?}");
@@ -198,7 +196,6 @@ pub(crate) fn is_mounted(path: &Path) -> bool {
     mount_table().lines().any(|line| line.split(' ').nth(4) == Some(path))
 }
 
-/// If the tests cannot mount as root, prints that the test is skipped.
 pub(crate) fn can_mount() -> bool {
     has_fuse() && has_root()
 }

@@ -64,8 +64,8 @@ fn helper_exits_with_the_statuses_of_mount() {
     assert!(!folder.path("m").exists() && folder.mounts().is_empty());
 }
 
-/// Each command line that mount(8) builds must be accepted, or refused with a one-line message.
-/// With `-f` the program mounts nothing.
+/// Random command lines of mount(8) must be accepted, or refused with one line. With `-f` the
+/// program mounts nothing.
 #[test]
 fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     let folder = scene();
@@ -110,8 +110,8 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// mount(8) takes a source with `=` for a tag such as `LABEL=` only if it knows the tag. So it must
-/// accept a URL with `=`.
+/// The URL of a cluster file system contains `=`. mount(8) must not take it for a tag such as
+/// `LABEL=`.
 #[test]
 fn line_of_fstab_with_the_url_of_a_cluster_file_system_is_mounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -136,10 +136,10 @@ umount m
     assert_eq!(run_in_mount_namespace(&script, &folder), "");
 }
 
-/// The old server may not have written its last commit yet, so a new mount or a check must wait for
-/// it.
+/// After umount(8), the old server may still write its last commit. A new mount or a check must
+/// wait for it.
 ///
-/// In its own mount namespace, no other process has a copy of the mount.
+/// No other process has a copy of a mount in the test's own mount namespace.
 #[test]
 fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {

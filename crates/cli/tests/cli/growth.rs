@@ -16,8 +16,8 @@ use crate::fixtures::{Folder, LIMIT, Server, can_mount, counter};
 
 const REQUESTS: u64 = 60_000;
 const ROUNDS: u64 = 10;
-/// Until then, the server touches its memory and fills its caches. The sizes at the end are
-/// compared with those after these rounds.
+/// In the first rounds, the server touches its memory and fills its caches. Only later growth
+/// counts.
 const WARM_UP: u64 = 4;
 const CALLS: u32 = 500;
 const NAMES: u64 = 24;
@@ -102,7 +102,7 @@ fn check(source: &str, total: u64) {
     let mut warm = None;
     for at in 1..=ROUNDS {
         round(&mount, Seed(seed.0.wrapping_add(at)), total * at / ROUNDS);
-        // The kernel tells the server only after a while that it has forgotten an inode.
+        // The kernel tells the server late that it has forgotten an inode.
         let begin = Instant::now();
         while counter(&mount, "lookups") > 0 {
             assert!(begin.elapsed() < LIMIT, "the kernel holds files of the removed tree");

@@ -18,7 +18,6 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
-/// Paths relative to the root of the mount, and whether each is a directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
 /// Setting this attribute on the root makes the server evict all unused entries.
@@ -30,8 +29,6 @@ enum Forgotten {
     ByBoth,
 }
 
-/// The kernel's cache is dropped, and with `Forgotten::ByBoth` the server's cache too.
-///
 /// A remount drops only the kernel's entries of one mount. `/proc/sys/vm/drop_caches` would drop
 /// those of all file systems.
 fn forget(mount: &Path, what: Forgotten) {
@@ -130,8 +127,6 @@ impl Site {
     }
 }
 
-/// Each handle is opened three times: immediately, after some files were moved, and after some were
-/// replaced.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
@@ -141,7 +136,8 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Otherwise the server could find the file by an entry from an earlier open.
+            // An entry from an earlier open could lead the server to the file, so the caches are
+            // dropped first.
             site.forget(what);
             all.push(resolve(at, handle));
         }
@@ -201,13 +197,12 @@ fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // The file is replaced on the host without a notification, so the kernel must cache nothing.
+    // The host replaces the file without a notification, so the kernel must cache nothing.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
     let root = File::open(&site.at).expect("the root can be opened");
     let (mut numbers, mut handles) = (std::collections::BTreeSet::new(), vec![]);
     for round in 0..300 {
-        // Rounds alternate between a file made through the mount and one made on the host.
         let path = if round % 2 == 0 { &mount } else { &host };
         fs::write(path, "text").expect("the file is created");
         numbers.insert(fs::metadata(&host).expect("the file exists").ino());
@@ -258,7 +253,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Check of the format: a handle that is built in the same way must equal the kernel's handle.
+    // The handle that the test builds for a file inside the shared directory must equal the
+    // kernel's handle.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

@@ -17,8 +17,6 @@ struct Shared {
 }
 
 impl Shared {
-    /// Returns None, with a message, if the test does not run as root, or if one of `programs` is
-    /// missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
@@ -73,8 +71,8 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
-/// The new user may not enter the folder above that of segments. But the program has inherited a
-/// descriptor, so it must be able to make and attach segments.
+/// The new user may not enter the outer folder of segments. With the inherited descriptor, the
+/// program must make and attach segments all the same.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -118,7 +116,7 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// In the IPC namespace, the pid from another pid namespace would stand for another process. So IPC
+/// A pid from another pid namespace would stand for another process in the IPC namespace. So IPC
 /// calls must fail, and the program must continue.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
@@ -202,7 +200,7 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
-    // A status above 128 would mean that a signal has killed ipcmk(1).
+    // If a signal had killed ipcmk(1), its status would be above 128.
     let statuses: Vec<&str> =
         said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
@@ -216,8 +214,8 @@ fn damaged_namespace_is_listed_and_purged() {
     let name = format!("damaged-{}", std::process::id());
     let named = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
     let path = folder.path("namespace");
-    // The header of the namespace starts at byte 64. Its fifth word of 8 bytes is the boot id, and
-    // the ninth is the capacity.
+    // From byte 64 on, a namespace's header has words of 8 bytes. The fifth is the boot id, and the
+    // ninth is the capacity.
     let damages: [fn(&File); 4] = [
         |file| file.write_all_at(&[7; 8], 64 + 4 * 8).expect("it is open"),
         |file| file.write_all_at(&[7; 8], 64 + 8 * 8).expect("it is open"),
@@ -236,8 +234,8 @@ fn damaged_namespace_is_listed_and_purged() {
             assert_eq!(listed.contains(&name), word == name, "{listed}");
             let purged = run(corewalk(&["ipc", "rm", "--namespace", word, "--purge"]));
             if word != name && at == 3 {
-                // PATH may be any file of the user, so `rm --purge PATH` must refuse a file without
-                // the header of a namespace.
+                // `rm --purge PATH` must refuse a file that is no namespace, because PATH may be
+                // any file of the user.
                 assert_eq!(purged.status.code(), Some(1));
                 fs::remove_file(path).expect("it is ours");
                 fs::remove_dir_all(path.with_extension("shm")).expect("it is ours");

@@ -8,7 +8,8 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// The kernel caches nothing, so outdated results come from the cache of the server.
+/// With these options the kernel caches nothing, so outdated results come from the cache of the
+/// server.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
@@ -90,8 +91,8 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// The server refuses lookups of a mount point in its directory, but a listing must still show it
-/// and the names after it.
+/// The server does not enter a file system that is mounted in its directory. A listing must still
+/// show the mount point and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -121,7 +122,7 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // umount(8) would fail if the server still had a descriptor open in the file system.
+        // umount(8) fails if the server still has a descriptor open in the file system.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -131,8 +132,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// A request to a mount inside the shared directory would make the server wait for itself, if the
-/// mount is its own. So the server must not enter it.
+/// If a server's own mount is inside the shared directory, a request to it would wait for the
+/// server itself. So the server must not enter it.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -185,8 +186,8 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// On a FUSE mount, attributes change without a notice to the kernel. A server above it must show
-/// current ones.
+/// The shared directory is on another FUSE mount, whose attributes change without a notice to the
+/// kernel. The server must show current ones.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
@@ -196,7 +197,7 @@ fn directory_on_another_mount_shows_its_current_attributes() {
     // The upper mount serves the mount point of the lower one.
     //
     // Lookups in the lower mount would renew its attributes, and so hide an error of the upper
-    // mount. The long entry timeout prevents them.
+    // mount. A long entry timeout prevents them.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -263,8 +264,6 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // A listing of so many directories makes the server close its descriptor of the client's
-    // working directory.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

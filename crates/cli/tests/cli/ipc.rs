@@ -39,8 +39,8 @@ fn folder_is_no_name_of_a_namespace() {
     }
 }
 
-/// For a file that is not the preload library, the loader would only print a warning, and the
-/// command would use the kernel's objects.
+/// If the file is not the preload library, the loader only prints a warning, and the command uses
+/// the kernel's objects. So `exec` must refuse it.
 #[test]
 fn exec_refuses_what_is_not_the_library() {
     let folder = Folder::new();
@@ -71,7 +71,8 @@ fn libraries() -> (PathBuf, PathBuf) {
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // The C library would not do for this test, because it can also be run as a program.
+    // A library that is no program is needed for this test, and the C library can also be run as a
+    // program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
@@ -146,7 +147,8 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // A symbolic link in the place of a namespace's file could lead to any file of the user.
+    // A symbolic link in the place of a namespace's file could lead to any file of the user, so it
+    // must be refused.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -253,7 +255,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // In a folder that all users may enter, they could read all segments.
+    // `exec` must refuse a folder for segments that all users may enter, because they could read
+    // all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");

@@ -38,7 +38,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
             "store" => format!("store:{}", dir.display()),
             _ => dir.display().to_string(),
         };
-        // With passthrough, the kernel would write the file under the limit of the client.
+        // With passthrough, the kernel would write the file for the client, and the server's limit
+        // would not apply.
         let options = ["-o".as_ref(), "no_passthrough".as_ref()];
         let arguments = ["mount".as_ref(), source.as_ref(), path.as_os_str()];
         let mut server = Server::run(limited(FILE_LIMIT, arguments.into_iter().chain(options)));

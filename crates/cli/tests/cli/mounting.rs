@@ -78,7 +78,8 @@ fn copy_in_another_namespace_does_not_delay_the_end() {
     assert!(!is_mounted(&path) && !path.exists());
 }
 
-/// Other tests read the mount table as UTF-8, so the test has its own mount namespace.
+/// Other tests read the mount table as UTF-8, so the mount with another name is in a mount
+/// namespace of its own.
 #[test]
 fn directory_whose_name_is_not_utf_8_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -142,8 +143,8 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // A mount needs one descriptor per thread and 24 others. So 40 threads must fit into 64, and
-    // 150 if 64 is only the soft limit.
+    // A mount needs one descriptor per thread and 24 others, so 40 threads fit into 64. If 64 is
+    // only the soft limit, the program raises it.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -222,7 +223,8 @@ fn daemon_returns_when_the_mount_is_ready() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
-    // The background process must make the path absolute before it changes its working directory.
+    // The background process changes its working directory, so it must make the path absolute
+    // first.
     command.arg("m").current_dir(&folder.0);
     let output = run(command);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -401,8 +403,7 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// Without `O_DIRECT`, the kernel could answer the reads from its page cache, and the server would
-/// not learn of them.
+/// `O_DIRECT` makes each read reach the server instead of the page cache.
 #[test]
 fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;
@@ -412,7 +413,7 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // The access time is newer than the last change, so `relatime` does not update it.
+    // The access time is newer than the last change, so `relatime` must not update it.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {

@@ -67,7 +67,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         assert_eq!(here.metadata().expect("attributes").len(), 9);
         here.set_len(2).expect("the file is truncated");
         assert_eq!(fs::read(&outside).expect("the file is read"), b"mo");
-        // An append of the client must show at once in the attributes.
+        // The attributes must show an append of the client at once.
         let mut appending = File::options().append(true).open(&inside).expect("the file is opened");
         there.write_all_at(b"!", 2).expect("the file is written");
         appending.write_all(b"end").expect("the file is appended to");
@@ -77,7 +77,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         thread::sleep(Duration::from_millis(20));
         here.write_all_at(b"x", 0).expect("the file is written");
         assert_ne!(here.metadata().expect("attributes").mtime_nsec(), before);
-        // The removed file stays usable while it is open, and a new file of its name is another
+        // The removed file stays usable while it is open. A new file of its name must be another
         // one.
         fs::remove_file(&inside).expect("the file is removed");
         fs::write(&inside, "new").expect("the file is written");
@@ -88,7 +88,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
     });
 }
 
-/// The host could not run a file that the server keeps open for writing (`ETXTBSY`).
+/// If the server kept a file open for writing, the host could not run it (`ETXTBSY`).
 #[test]
 fn reader_in_the_mount_does_not_keep_a_program_from_running() {
     if !can_mount() {
@@ -126,8 +126,8 @@ fn passed_through_program_runs_and_keeps_its_mode() {
     });
 }
 
-/// Before each write, the kernel asks for the capabilities of the file, unless it may remember that
-/// there are none. So small writes must not reach the server.
+/// Before each write, the kernel asks for the capabilities of a file, unless it knows that there
+/// are none. Small writes must not cost this question.
 #[test]
 fn small_writes_to_a_directory_do_not_reach_the_server() {
     if !can_mount() || !has_root() {
@@ -158,7 +158,6 @@ fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
     });
 }
 
-/// A perl program that calls chown(2) without an owner and without a group.
 const CHOWN: &str = "chown(-1, -1, $ARGV[0]) or exit($!)";
 
 /// The server cannot see the capabilities of a caller in another user namespace. So chown(2) by a
@@ -193,8 +192,8 @@ fn is_cleared_for_all(caller: Caller, what: &str, mode: u32) -> bool {
     caller.keeps_bits() && mode & 0o6000 != 0 && writes.contains(&what)
 }
 
-/// The kernel passes no file through to a file system that lies over another one, so all writes
-/// come to the server. It must clear the bits, although other programs may change them too.
+/// On a stacked file system the kernel passes no file through, and the server gets all writes. It
+/// must clear the set-user-ID and set-group-ID bits, although other programs may change them too.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through() {
     if !can_mount() || !has_root() {
@@ -206,16 +205,15 @@ fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through()
         let upper = upper.path("m");
         let _server = Server::of(source, &["-o", "passthrough"], &upper);
         assert!(requests_of_reads(&upper) >= 10, "control: the server reads");
-        // The upper server writes mapped pages as root, to a file that the lower mount passes
-        // through. So writes through a mapping differ.
+        // Writes through a mapping are not compared: the upper server writes them as root.
         compare(&upper, &other.0, |caller, what, mode, _| {
             what == "mmap" || is_cleared_for_all(caller, what, mode)
         });
     });
 }
 
-/// The kernel of the mount does not know bits that another program has set on the host, so the host
-/// itself must clear them.
+/// Another program has set the bits on the host, and the kernel of the mount does not know. So the
+/// host itself must clear them.
 #[test]
 fn bits_that_another_program_has_just_set_are_cleared() {
     if !can_mount() || !has_root() {

@@ -46,7 +46,6 @@ impl Site {
         Some(Site { host, mount, _server: server, _folder: folder })
     }
 
-    /// The server then has the attributes of the root directory in its cache.
     fn warm(&self) {
         File::create(self.mount.join("warm")).expect("the file is created");
         fs::remove_file(self.mount.join("warm")).expect("the file exists");
@@ -117,8 +116,8 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// The kernel has cached the file's name and sends no lookup. A file that the host has made
-/// executable must run all the same.
+/// The kernel has cached the name and sends no lookup. A file that the host has made executable
+/// must run all the same.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };

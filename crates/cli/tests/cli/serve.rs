@@ -19,7 +19,8 @@ const NAMESPACE: &str = "COREWALK_TEST_NAMESPACE";
 
 const KEY: i32 = 7;
 
-/// `serve` promises a tenth of a second, but may take longer on a machine under load.
+/// `serve` promises to clean up within a tenth of a second, but may take longer on a machine under
+/// load.
 const SOON: Duration = Duration::from_secs(120);
 
 struct Running {
@@ -78,7 +79,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// Not a test without [`NAMESPACE`]: the process that other tests start and kill.
+/// Runs in a process that other tests start and kill. Without the variable [`NAMESPACE`] it does
+/// nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };
@@ -87,7 +89,6 @@ fn holder() {
     let id = task.semget(KEY, 1, GetFlags::CREATE, 0o600).expect("a set");
     task.semop(id, &[SemBuf::new(0, 5, SemFlags::UNDO)]).expect("it is possible");
     println!("taken");
-    // The process is killed, or the test ends.
     let _bytes = std::io::stdin().read(&mut [0]);
 }
 
@@ -155,8 +156,8 @@ fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // A namespace whose file was removed exists until its last process ends, and `serve` must still
-    // clean up in it.
+    // A namespace whose file was removed exists until its last process ends. Until then, `serve`
+    // must clean up in it.
     holder.kill();
     until("serve cleans up", || !namespace.pids().contains(&pid));
     let (status, printed) = server.end();

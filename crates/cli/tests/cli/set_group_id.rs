@@ -39,7 +39,6 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// Changes the file `f` in a directory, or copies to it from the file `from`, which has 8 bytes.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 10] = [
@@ -57,7 +56,7 @@ const CHANGES: [(&str, Change); 10] = [
         assert_eq!(count, 8);
         Ok(())
     }),
-    // If the caller does not own the file, chgrp and chmod fail with `EPERM`.
+    // Only the owner of a file may call chgrp and chmod, and others get `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
     ("chown to nothing", |at| chown(at.join("f"), None, None)),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
@@ -82,8 +81,8 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // If statx(2) also asked for times or size, the kernel would fetch all attributes
-            // again. That would hide an outdated mode in its cache.
+            // A statx(2) for times or size makes the kernel fetch all attributes again, which would
+            // hide an outdated mode in its cache.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
@@ -145,8 +144,8 @@ fn assert_as_host(source: &str, options: &str) {
     }
 }
 
-/// The set-group-ID bit must be cleared as on the host, depending on the caller's capabilities.
-/// Trap X9 in `traps.md`.
+/// Writes and changes of owners must clear the set-group-ID bit as on the host, depending on the
+/// caller's capabilities. Trap X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -154,7 +153,7 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     }
 }
 
-/// Even if the server checks permissions, the set-group-ID bit must be cleared as on the host. Trap
+/// A server that checks permissions itself must clear the set-group-ID bit as the host does. Trap
 /// X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {

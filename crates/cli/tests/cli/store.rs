@@ -41,8 +41,8 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // Some file systems of the host do not report which process holds a lock. Then the message
-    // names no pid.
+    // Not every file system reports which process holds a lock. Without it, the error message names
+    // no pid.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")
@@ -54,7 +54,8 @@ fn store_keeps_what_was_written() {
     let (status, printed) = fsck(&folder);
     assert_eq!(status, Some(0), "{printed}");
     assert!(printed.starts_with("0 errors, 3 inodes"), "{printed}");
-    // In fsck(8), exit status 1 means "errors corrected", so a failure must have another one.
+    // In fsck(8), exit status 1 means "errors corrected", so a failure of the check must have
+    // another one.
     folder.assert_refused(with_full_stdout(&["fsck", &source]), 8, "standard output: No space");
     let server = Server::of(&source, &["-o", "ro"], &path);
     assert_eq!(fs::read(path.join("dir/file")).expect("the file exists"), b"kept");
@@ -73,7 +74,7 @@ fn has_small_disk(folder: &Folder) -> bool {
     is_mounted
 }
 
-/// A read-only store must show the changes that are only in its log, and must not be changed.
+/// A read-only mount must show changes that are only in the log, and must not change the store.
 #[test]
 fn store_on_a_read_only_disk_is_mounted_read_only() {
     let folder = Folder::new();
@@ -112,7 +113,6 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert!(server.line.starts_with("mounted "), "{number}: {:?}", server.line);
         assert_eq!(fs::read(path.join("file")).expect("the file exists"), expected);
         assert!(fs::write(path.join("new"), b"").is_err());
-        // `fsck` must be able to read a store that is mounted read-only.
         assert_eq!(fsck(&folder).0, Some(0));
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
@@ -124,7 +124,7 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
     assert!(read() != before);
 }
 
-/// A mount must report that the file `lock` is missing, and not create it.
+/// If the file `lock` of a store is missing, a mount must report that, and not create it.
 #[test]
 fn missing_lock_of_a_store_is_reported() {
     let folder = Folder::new();
@@ -140,8 +140,8 @@ fn missing_lock_of_a_store_is_reported() {
     assert_eq!(fsck(&folder).0, Some(0));
 }
 
-/// Commits need a reserve of space. Without it files cannot grow, so df(1) must show no free space,
-/// and the program must warn.
+/// Without the space for the reserve that commits need, df(1) must show no free space, and the
+/// program must print a warning.
 #[test]
 fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     let folder = Folder::new();
@@ -212,7 +212,7 @@ fn store_of_a_foreign_directory_is_refused() {
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("the file was kept"), b"mine");
 }
 
-/// Each page is damaged in turn. A mount must fail with one line, and a check must report the
+/// With each page damaged in turn, a mount must fail with one line, and a check must report the
 /// damage without a panic.
 #[test]
 fn store_with_damaged_pages_is_refused_in_one_line() {
@@ -240,8 +240,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // The mount point is invalid, so the mount always fails. The error message shows whether
-        // the store could be opened.
+        // The mount point is invalid, so each mount fails. Its error message shows whether the
+        // store could be opened.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
@@ -267,8 +267,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The files whose state fsync(2) has confirmed. After the kill of the server, `kept` must exist
-/// and `gone` must be absent.
+/// Files whose creation (`kept`) or removal (`gone`) fsync(2) has confirmed. Both must hold after
+/// the server was killed.
 #[derive(Debug, Default)]
 struct Confirmed {
     kept: Vec<u64>,
@@ -353,7 +353,7 @@ fn killed_server_loses_nothing_that_was_confirmed() {
                 thread::spawn(move || write_until_killed(&dir, first, &is_over))
             })
             .collect();
-        // In 3 to 152 ms the server makes between one write and some hundred operations.
+        // Within 3 to 152 ms, the server has made between one write and some hundred operations.
         let begun = Instant::now();
         let wait = Duration::from_millis(3 + rng.below(150));
         while begun.elapsed() < wait {

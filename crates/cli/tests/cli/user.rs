@@ -154,7 +154,6 @@ fn errors_of_a_user_name_the_missing_permission() {
         let path = path.to_str().expect("the path is UTF-8");
         user.folder.assert_refused(user.command(&[program, "mount", "tmpfs", path]), 1, words);
     };
-    // The user `nobody` may neither create the directory `new` nor search the directory `secret`.
     refused(&user.folder.path("new"), "Permission denied");
     let secret = user.folder.path("secret");
     fs::create_dir(&secret).expect("the directory is created");
@@ -166,8 +165,8 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // The error must say that fusermount3 is missing, both if the directory in `PATH` does not
-    // exist, and if the user may not search it.
+    // The program must report that fusermount3 is missing, even if the user may not search the
+    // directories in `PATH`.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);
