@@ -43,10 +43,10 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::connection::DatabaseError;
 use crate::options::UrlError;
 
-/// How long one host may take to accept a connection, unless the URL has `connect_timeout=`.
+/// Time limit for a host to accept a connection, unless the URL has `connect_timeout=`.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// A machine that does not answer for this time has lost the connection. `keepalives_idle=` and
-/// `tcp_user_timeout=` of the URL take precedence.
+/// A connection is lost if the database's machine does not answer for this time. `keepalives_idle=`
+/// and `tcp_user_timeout=` of the URL take precedence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(15);
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 60 * 60);
 /// The timeouts of PostgreSQL would end statements that wait for locks, so each connection turns
@@ -72,7 +72,6 @@ pub(crate) struct Address {
 enum Trust {
     Any,
     Signed,
-    /// Certificates that a root has signed for the name of the host.
     Host,
 }
 
@@ -131,7 +130,6 @@ impl Address {
         }
     }
 
-    /// A task runs the connection, which has the settings of this crate.
     pub(crate) async fn open(
         &self,
     ) -> Result<(Client, tokio::task::JoinHandle<()>), DatabaseError> {

@@ -38,7 +38,7 @@ use crate::options::{ClusterOptions, Place, Url};
 use crate::session::{Caches, Holder, Refusal, Session, keep_alive};
 
 const ROOT: u64 = 1;
-/// These flags of open(2) are not 0 if the file is open for writing.
+/// The bits of the open flags that are 0 only for a file that is open for reading.
 const O_ACCMODE: u32 = 3;
 const BLOCK_BYTES: u64 = 4096;
 /// The database sets no limit, so statfs(2) reports 1 PiB of free blocks.
@@ -48,11 +48,10 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const PURGE_COUNT: usize = 256;
 const OBJECTS_COUNT: i32 = 64;
 const COLLECT_ROUNDS: u32 = 64;
-/// How long an object stays after its last use by a file, so that a reader that still knows it can
-/// finish.
+/// Unused objects stay for this time, so that readers that still know them can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
-/// Unused objects and orphans of dead mounts are searched for in every so many calls of `maintain`,
-/// which is called once a second.
+/// `maintain` is called once a second. Every so many calls, it looks for unused objects and for
+/// orphans of dead mounts.
 const COLLECT_EVERY: u32 = 30;
 
 const STATFS: &str = "SELECT * FROM cw_statfs()";
@@ -200,8 +199,7 @@ impl ClusterFs {
         self.data.dirty_bytes.sum().max(0) as u64
     }
 
-    /// The attributes include the size and the time of writes that are not flushed yet, and how
-    /// long the kernel may keep them.
+    /// Includes the size and the time of writes that are not flushed yet.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
         self.data.seen(self.meta.with_ttl(known, is_name_cached), known.inode.version)
     }
@@ -216,7 +214,7 @@ impl ClusterFs {
         self.attr(known, is_name_cached)
     }
 
-    /// The periodic flush skips a file without a name, and one on which this mount has lost locks.
+    /// A file without a name, or with lost locks, is not flushed periodically.
     fn is_kept(&self, ino: u64) -> bool {
         self.is_nameless(ino) || self.meta.has_lost_locks(ino)
     }
@@ -406,7 +404,7 @@ impl FileSystem for ClusterFs {
         true
     }
 
-    /// After close(2), other mounts must be able to read the written bytes.
+    /// After close(2), other mounts must be able to read the bytes. So they are flushed here.
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         self.meta.check_locks(node.ino(), node.handle())?;
         // No other mount can open a file without a name.
@@ -421,7 +419,7 @@ impl FileSystem for ClusterFs {
         if node.kind() != FileKind::Regular || node.handle() == 0 {
             return;
         }
-        // Since the last flush, the program may have written through a memory mapping.
+        // The program may have written through a memory mapping after the last flush.
         if let Err(errno) = self.flush(node) {
             log::error!("inode {}: bytes were not written when it was closed: {errno}", node.ino());
         }
@@ -585,7 +583,8 @@ impl Leases for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // Otherwise changes of other mounts would have to wait for the end of the lease time.
+        // If the session did not end here, changes of other mounts would wait until its lease time
+        // is over.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {

@@ -151,7 +151,7 @@ const STRAYS: &str = "SELECT o FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
         AND NOT EXISTS (SELECT FROM dead_object d WHERE d.object = o)";
-/// `fsck` may have asked a standby that lags behind, so the statement checks again that no file
+/// The check may have read a standby that lags behind. So this statement checks again that no file
 /// uses the strays.
 const RECORD: &str = "INSERT INTO dead_object SELECT o, clock_timestamp() FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
@@ -159,7 +159,6 @@ const RECORD: &str = "INSERT INTO dead_object SELECT o, clock_timestamp() FROM u
     ON CONFLICT DO NOTHING";
 const STILL: &str = "SELECT DISTINCT ino, object FROM slice WHERE object = ANY($1)";
 
-/// A query whose rows are the errors of one kind, and a function that turns a row into a finding.
 type Check = (&'static str, fn(&Row) -> Finding);
 
 /// Checks the file system at `url`. `settings` are those of the object store

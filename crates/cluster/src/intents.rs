@@ -61,8 +61,7 @@ const WAITING: &str = "SELECT * FROM cw_waiting($1)";
 const ACKNOWLEDGE: &str = "SELECT cw_acknowledge($1, $2)";
 /// The pause before the listener connects again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The call that waits for an intent may ask for it only after all have acknowledged it, so this
-/// many are remembered.
+/// Maximum number of acknowledged intents that are remembered, for calls that ask for them later.
 const KEPT: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -82,7 +81,6 @@ impl Post {
         self.look.notify_one();
     }
 
-    /// Returns when all holders of leases have acknowledged the intent, or after the time `limit`.
     pub(crate) async fn wait(&self, intent: i64, limit: Duration) {
         let news = async {
             loop {
@@ -150,7 +148,6 @@ struct Line {
     acknowledge: Statement,
 }
 
-/// Listens until the session is dropped. Runs on the runtime of the mount.
 pub(crate) async fn listen(session: Weak<Session>, flaws: Flaws) {
     loop {
         let Some(strong) = session.upgrade() else { return };
@@ -200,7 +197,8 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
         if asks && answer_waiting(&strong, &line, flaws, limit).await.is_err() {
             return;
         }
-        // The wait is limited, so that the task notices when the session is dropped.
+        // The listener must notice that the session was dropped, so it waits for notifications only
+        // for a limited time.
         let idle = async {
             tokio::select! {
                 text = line.news.recv() => Some(text),
@@ -251,8 +249,8 @@ async fn answer_waiting(
 }
 
 impl Line {
-    /// Drops the cached directories of an intent before it acknowledges the intent. If the kernel
-    /// cannot drop its names, first waits until their timeouts are over.
+    /// The cached directories of an intent are dropped before the intent is acknowledged. If the
+    /// kernel cannot drop its names, the listener first waits until their timeouts are over.
     async fn acknowledge(
         &self,
         session: &Session,

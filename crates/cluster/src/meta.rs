@@ -19,7 +19,6 @@ use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, Inode};
 use crate::session::{Session, boot_time};
 
 pub(crate) const PAGE: i32 = 2000;
-/// Names per call of the database if the answer will not be cached.
 const SMALL_PAGE: i32 = 256;
 
 const FILL: &str = "SELECT * FROM cw_fill($1, $2, $3, $4, $5)";
@@ -27,13 +26,13 @@ const LOOKUP: &str = "SELECT * FROM cw_lookup($1, $2, $3)";
 const GETATTR: &str = "SELECT * FROM cw_getattr($1)";
 const XATTRS: &str = "SELECT * FROM cw_xattrs($1)";
 
-/// With one of these errors the database has changed nothing, so the cache may stay as it is.
+/// After one of these errors the database is unchanged, so the cache may stay as it is.
 const UNCHANGED: [Errno; 5] =
     [Errno::NOTEMPTY, Errno::INVAL, Errno::NODATA, Errno::NOTDIR, Errno::ISDIR];
 
 const NOT_CACHED: i32 = -6;
 const DEAD: i32 = -2;
-/// The session has not registered since the last crash of the database.
+/// The code of a session that has not registered since the last crash of the database.
 const RESTARTED: i32 = -3;
 
 #[derive(Debug)]
@@ -78,7 +77,8 @@ pub(crate) struct Page {
 }
 
 impl Meta {
-    /// Also tells whether the name is cached, because only then the kernel may keep it too.
+    /// The result also says whether this mount has cached the name. Only then the kernel may cache
+    /// it too.
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
         loop {
             let found = match self.session.left().is_zero() {
@@ -151,8 +151,8 @@ impl Meta {
         let page = self.page(0, ino, 0, PAGE)?;
         let (dir, inode) = match page.heads.as_slice() {
             [dir, inode] => (dir.attr.ino, *inode),
-            // The home directory of an inode that has lost its last name may be gone. Then the
-            // database returns only the inode.
+            // If an inode has lost its last name, its home directory may be gone. Then the database
+            // returns only the inode.
             [inode] if inode.attr.ino == ino => {
                 return Ok(Known { inode: *inode, is_current: false });
             }
@@ -160,11 +160,11 @@ impl Meta {
         };
         let is_cached = page.may_be_cached
             && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
-        // The inode may have moved to another home directory before `cw_fill` locked `dir`.
+        // Another mount may have moved the inode to a new home directory before `cw_fill` locked
+        // `dir`. Then its attributes are not covered by the lease.
         Ok(Known { inode, is_current: is_cached && inode.cover() == dir })
     }
 
-    /// Returns the names that follow the position `after`, and caches them if possible.
     pub(crate) fn list(&self, dir: u64, after: u64) -> Result<(Page, bool), Errno> {
         let may_cache = !self.session.left().is_zero() && !self.cache.is_changing(dir);
         let ticket = self.cache.ticket();
@@ -199,8 +199,8 @@ impl Meta {
         Ok(page)
     }
 
-    /// The first parameter of the statement is the session. If the database does not accept it, the
-    /// session is renewed or replaced, and the read is repeated.
+    /// If the database does not accept the session, the session is renewed or replaced, and the
+    /// read is repeated.
     fn rows(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Errno> {
         self.session.close_unanswered()?;
         loop {
@@ -235,8 +235,8 @@ impl Meta {
         Ok(xattrs)
     }
 
-    /// The database may give a new name a position in its directory. `names` gets it, and returns
-    /// the new states of the names of `change`.
+    /// The database may give a new name a position in its directory. The function `names` gets it,
+    /// and returns the new states of the changed names.
     pub(crate) fn change<'a>(
         &self,
         change: &Change<'a>,
@@ -250,8 +250,8 @@ impl Meta {
             let end = self.cache.expire_changed(change);
             thread::sleep(end.saturating_sub(boot_time()));
         }
-        // A file lock protects contents and attributes, not names. So only a change without names
-        // must be made under the session that has the lock.
+        // A file lock protects contents and attributes, but not names. So only a change without
+        // names is bound to the session of the lock.
         let bound = match change.names.is_empty() {
             true => self.locks.session_of(&change.inos),
             false => None,
@@ -274,8 +274,6 @@ impl Meta {
         self.cache.inode(ino).map(|inode| inode.cover()).into_iter().collect()
     }
 
-    /// Adds how long the kernel may keep the attributes, and how long the name. Both are 0 if there
-    /// is another mount.
     pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
         let left = self.session.kernel_time();
         if is_name_cached && !left.is_zero() {
@@ -295,7 +293,6 @@ impl Meta {
         if is_given { left } else { Duration::ZERO }
     }
 
-    /// How long the kernel may keep the attributes of an inode (guarantee K.7 in `lib.rs`).
     pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
         let alone = self.session.kernel_time();
         let is_given = known.is_current

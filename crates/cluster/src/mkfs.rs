@@ -26,7 +26,7 @@ const FUNCTIONS: [&str; 8] = [
 pub(crate) const VERSION: i32 = 1;
 
 const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";
-/// A table or view that is not in the list $1 belongs to another program.
+/// All tables and views of the schema that are not in the list $1. They belong to another program.
 const FOREIGN: &str = "SELECT c.relname::text FROM pg_class c
     WHERE c.relnamespace = to_regnamespace('corewalk') AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
     AND c.relname::text <> ALL ($1) LIMIT 1";

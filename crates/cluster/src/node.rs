@@ -13,8 +13,8 @@ const NANOS: i64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inode {
     pub(crate) attr: Attr,
-    /// The directory whose lease covers the inode: the parent of a directory, or a directory that
-    /// has a name of another inode.
+    /// The directory whose lease covers the attributes: for a directory its parent, and for another
+    /// inode a directory that has a name of it.
     pub(crate) home: u64,
     /// Grows with each change of the inode.
     pub(crate) version: i64,
@@ -22,7 +22,6 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Reads the columns from `ino` on. Returns None if the row has no inode.
     pub(crate) fn of(row: &Row) -> Option<Inode> {
         let first = row.columns().iter().position(|column| column.name() == "ino")?;
         let number = |at: usize| row.get::<_, i64>(first + at);
@@ -57,7 +56,7 @@ pub(crate) fn to_time(nanos: i64) -> Timespec {
     Timespec { secs: nanos.div_euclid(NANOS), nanos: nanos.rem_euclid(NANOS) as u32 }
 }
 
-/// A time outside of the range becomes the nearest time in it.
+/// A time outside of the range of the database becomes the nearest time in it.
 pub(crate) fn to_nanos(time: Timespec) -> i64 {
     time.secs.saturating_mul(NANOS).saturating_add(i64::from(time.nanos))
 }

@@ -73,8 +73,8 @@ impl ClusterFs {
         values: &Values,
     ) -> Result<Inode, Errno> {
         let change = || {
-            // A file that was opened before its locks were lost must not be used any more. Handle 0
-            // means that the call has no open file, as with truncate(2).
+            // A file that was opened before the loss of its locks must not be used any more. Handle
+            // 0 means that the call has no open file, as with truncate(2).
             if handle != 0 {
                 self.meta.check_locks(ino, handle)?;
             }
@@ -176,7 +176,7 @@ impl ClusterFs {
         self.change_attributes((ino, 0), &values).map(drop)
     }
 
-    /// Space is not reserved, since the database and the objects have no limit that this program
+    /// No space is reserved, since the database and the objects have no limit that this program
     /// knows.
     pub(crate) fn allocate(
         &self,

@@ -73,7 +73,7 @@ impl ClusterFs {
             names: vec![(dir, bytes)],
             inos: vec![dir, ino],
         };
-        // A close does not flush a file without a name, so it must be flushed before it gets a
+        // A file without a name is not flushed at its close, so it is flushed before it gets a
         // name.
         if self.is_nameless(ino) {
             self.data.flush(ino, None)?;
@@ -155,8 +155,8 @@ impl ClusterFs {
             RENAME,
             &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now(), &ino1, &ino2],
             |cookie| match (mode, two) {
-                // The cache forgets names that are not returned here, so their next lookups ask the
-                // database.
+                // The cache forgets each name that the change does not return. The next lookup of
+                // the name asks the database.
                 _ if is_same => Vec::new(),
                 (RenameMode::Exchange, _) => Vec::new(),
                 _ => vec![

@@ -13,8 +13,8 @@ use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options,
 const WRITERS: u64 = 3;
 const KILLS: u64 = 3;
 
-/// A change that is applied twice would fail: a second make finds the name, and a second rename or
-/// removal does not find it. Returns the files that must exist.
+/// A change that is applied twice would fail: the second make finds the name, and the second rename
+/// or removal does not find it.
 fn change(
     fs: &ClusterFs,
     parent: u64,
@@ -41,8 +41,7 @@ fn change(
 }
 
 /// `kill` takes the database away and brings it back. All confirmed changes must survive, and none
-/// may be applied twice. Returns the longest time from a kill until the threads had made 30 more
-/// changes.
+/// may be applied twice.
 pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Duration {
     let fs = site.open();
     let parents: Vec<u64> =

@@ -70,8 +70,8 @@ fn connection_is_encrypted_and_verified_as_the_url_says() {
         assert!(fsck(url, &[]).is_ok());
         Some(is_encrypted)
     };
-    // 127.0.0.1 leads to the same server as `localhost`, but the server's certificate does not name
-    // it.
+    // The server's certificate names `localhost`, but not 127.0.0.1, which leads to the same
+    // server.
     let cases = [
         ("localhost", "sslmode=disable".to_owned(), Some(false)),
         ("localhost", String::new(), Some(true)),
@@ -100,8 +100,8 @@ fn server_without_encryption_is_refused_if_the_url_demands_it() {
     assert!(!refused("prefer"));
 }
 
-/// With the root certificates of the system, a mode weaker than `verify-full` would accept a
-/// certificate of any public authority for any host.
+/// Any host can get a certificate of a public authority. So only `verify-full` may trust the root
+/// certificates of the system.
 #[test]
 fn roots_of_the_system_are_for_verify_full_only() {
     let parse = |rest: &str| Url::parse(&format!("pg://u@h/d?data=file:/x&{rest}")).is_ok();

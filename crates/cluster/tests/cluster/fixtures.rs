@@ -77,7 +77,6 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// The URL of the file system has both hosts. Returns None if PostgreSQL is not installed.
     pub(crate) fn new() -> Option<(Pair, Site)> {
         let primary = Postgres::start()?;
         let mut site = Site::on(&primary);

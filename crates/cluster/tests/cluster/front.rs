@@ -69,14 +69,13 @@ impl Front {
         self.state.connections.load(Ordering::Relaxed)
     }
 
-    /// The maximum number of connections at the same time. Each request has its own connection.
     pub(crate) fn most_open(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
         self.state.most_open.load(Ordering::Relaxed)
     }
 
     pub(crate) fn fail(&self, is_failing: bool) {
-        // ORDERING: Relaxed. It does not matter how soon a thread sees the flag.
+        // ORDERING: Relaxed. `forward` may see the flag late, which only delays the first refusal.
         self.state.is_failing.store(is_failing, Ordering::Relaxed);
     }
 }
@@ -89,11 +88,11 @@ impl Drop for Front {
     }
 }
 
-/// Forwards bytes, or answers with a refusal if `state` says that the proxy fails.
 fn forward(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
     let mut buf = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buf) {
-        // ORDERING: Relaxed. It does not matter how soon the thread sees the flag of `fail`.
+        // ORDERING: Relaxed. The thread may see the flag of `fail` late, which only delays the
+        // first refusal.
         if state.is_some_and(|state| state.is_failing.load(Ordering::Relaxed)) {
             let _ = from.write_all(REFUSAL);
             break;

@@ -16,7 +16,6 @@ use rustix::fs::{FlockOperation, flock};
 use crate::fixtures::{ROOT, Site, create, file, overwrite, pattern, read, write_new};
 use crate::outage::{break_store, mend_store};
 
-/// Random locks begin at one of these first positions, so that they often overlap.
 const POSITIONS: u64 = 12;
 
 const STEPS: usize = 1000;
@@ -37,7 +36,7 @@ fn wait_for(fs: &ClusterFs, node: Node<'_>, lock: &FileLock) {
     }
 }
 
-/// An open file of this host. The locks that the kernel gives it are the expected results.
+/// An open file of this host. The kernel's answers to its lock calls are the expected results.
 struct Oracle(File);
 
 impl Oracle {
@@ -88,8 +87,7 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     }
     let start = rng.below(POSITIONS);
     let end = match (kind, rng.below(6)) {
-        // Without frequent unlocks of all bytes, one owner would soon keep a lock of all bytes for
-        // ever.
+        // An owner that seldom unlocks all bytes would soon keep a lock of all bytes for ever.
         (LockKind::Unlock, 0..3) => return FileLock::new(owner, kind),
         (_, 5) => FileLock::END_MAX,
         _ => start + rng.below(3),
@@ -97,7 +95,8 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     FileLock::new(owner, kind).with_range(start, end)
 }
 
-/// Random locks of six owners on two mounts must succeed or fail as in the kernel of this host.
+/// Six owners on two mounts take and drop random locks. Each call must have the result that it has
+/// in the kernel of this host.
 #[test]
 fn locks_are_given_as_by_the_kernel() {
     let Some(site) = Site::new() else { return };
@@ -115,8 +114,8 @@ fn locks_are_given_as_by_the_kernel() {
         let (fs, node) = (&mounts[owner % 2], nodes[owner % 2]);
         let lock = random_lock(&mut rng, owner as u64);
         if step % 100 == 99 {
-            // A close in the mount drops the owner's locks. On the host, an unlock of all bytes
-            // does the same.
+            // In the mount, a close drops the owner's locks. On the host, an unlock of all bytes
+            // stands for it.
             fs.unlock_owner(node, owner as u64, false).unwrap();
             oracles[owner].set(&FileLock::new(0, LockKind::Unlock)).unwrap();
         }
@@ -133,8 +132,8 @@ fn locks_are_given_as_by_the_kernel() {
     }
     // Unlocks are never refused.
     assert_eq!(counts.len(), 10, "{counts:?}");
-    // In the table of locks, no two ranges of an owner may overlap. Adjacent ranges of the same
-    // kind must be merged.
+    // The table of locks must not have two overlapping ranges of an owner, nor two adjacent ranges
+    // of one kind.
     let split = site.sql(
         "SELECT count(*) FROM corewalk.flock a JOIN corewalk.flock b USING (ino, session, owner, \
          is_flock) WHERE a.first < b.first AND (a.last >= b.first OR a.last = b.first - 1 AND \
@@ -145,7 +144,7 @@ fn locks_are_given_as_by_the_kernel() {
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.flock"), "0");
 }
 
-/// Other threads run between the read and the write, so an addition without a lock may be lost.
+/// Without a lock, an addition may be lost: other threads run between its read and its write.
 fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     let node = opened(fs, ino);
     for _ in 0..count {
@@ -190,7 +189,7 @@ fn control_additions_without_locks_are_lost() {
     assert!(sum < 300, "{sum}");
 }
 
-/// Two mounts write different parts of a file, each under a lock of its part. Both parts must stay.
+/// If two mounts write different parts of a file under locks of these parts, both parts must stay.
 #[test]
 fn parts_of_a_file_are_merged() {
     for len in [24, 40_000] {
@@ -210,15 +209,15 @@ fn parts_of_a_file_are_merged() {
             fs.set_lock(node, &lock(at, LockKind::Unlock)).unwrap();
             times.push(a.getattr(node).unwrap().mtime);
         }
-        // With a newer time of the file, the kernels drop their cached pages.
+        // A flush must set a newer time of the file, so that kernels drop their cached pages.
         assert!(times[0] < times[1]);
         let bytes = read(&b, ino);
         assert_eq!((&bytes[..17], bytes.len()), (&b"0000000000000008-"[..], len));
     }
 }
 
-/// As soon as a mount has reported new attributes, it must read the new contents too. Otherwise its
-/// kernel would keep old pages under the new time.
+/// A mount that has reported new attributes must also read the new contents. Otherwise its kernel
+/// would keep old pages under the new time.
 #[test]
 fn contents_are_not_older_than_attributes() {
     let Some(site) = Site::new() else { return };
@@ -232,8 +231,9 @@ fn contents_are_not_older_than_attributes() {
     assert_eq!((a.read(node, 0, &mut text), &text), (Ok(3), b"new"));
 }
 
-/// The session dies while it has a lock and unflushed bytes, and another mount gets the lock. The
-/// bytes must not be written, and the program must get an error (guarantee K.8 in `lib.rs`).
+/// A mount loses its session while it has a lock and unflushed bytes, and another mount gets the
+/// lock. The bytes must not be written, and the program must get an error (guarantee K.8 in
+/// `lib.rs`).
 #[test]
 fn change_under_a_lost_lock_is_not_made() {
     let Some(site) = Site::new() else { return };
@@ -261,7 +261,7 @@ fn change_under_a_lost_lock_is_not_made() {
     // Other files can still be changed.
     overwrite(&a, other, 0, b"new").unwrap();
     a.maintain();
-    // The unlock and the next close must report the loss of the lock. After both, the file must be
+    // The next unlock and the next close must report a lost lock. After both, the file must be
     // usable again.
     assert_eq!(a.set_lock(here, &unlock), Err(Errno::IO));
     assert_eq!(a.flush(here), Err(Errno::IO));
@@ -274,8 +274,8 @@ fn change_under_a_lost_lock_is_not_made() {
     site.assert_clean();
 }
 
-/// A mount learns only by an unlock that its session is dead. The unlock must fail, and the
-/// unflushed bytes must not be written.
+/// If an unlock finds that the session is dead, it must fail, and unflushed bytes must not be
+/// written.
 #[test]
 fn unlock_after_the_death_of_the_session_writes_nothing() {
     let Some(site) = Site::new() else { return };
@@ -302,7 +302,8 @@ fn lose_locks(site: &Site) {
     );
 }
 
-/// If a reader loses its lock, a program that writes the file without a lock must not lose bytes.
+/// A reader loses its lock. A program that writes the same file without a lock must not lose bytes
+/// by that.
 #[test]
 fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     let Some(site) = Site::new() else { return };
@@ -324,7 +325,7 @@ fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     assert_eq!(read(&b, ino), b"bbb");
 }
 
-/// Only files that were open before the loss of a lock may give `EIO`.
+/// After the loss of locks, files that were open before give `EIO`, but newly opened ones work.
 #[test]
 fn file_with_lost_locks_can_be_opened_again() {
     let Some(site) = Site::new() else { return };
@@ -353,7 +354,7 @@ fn file_with_lost_locks_can_be_opened_again() {
         assert_eq!(a.fallocate(old, 0, 9, Fallocate::empty()), Err(Errno::IO));
         assert_eq!(a.set_lock(old, &lock(2)), Err(Errno::IO));
     }
-    // An owner that has lost locks must drop them before it gets a new one. Another owner must get
+    // An owner that has lost locks gets no new lock until it has dropped them. Other owners get
     // one.
     assert_eq!(a.set_lock(new, &lock(1)), Err(Errno::IO));
     a.set_lock(new, &lock(3)).unwrap();
@@ -369,8 +370,8 @@ fn file_with_lost_locks_can_be_opened_again() {
     assert_eq!(read(&b, ino), b"fff");
 }
 
-/// Bytes cannot be flushed, because the object store fails. An owner whose lock protects such bytes
-/// must keep the lock; others must be able to unlock.
+/// The object store fails, so bytes cannot be flushed. An owner whose lock protects such bytes must
+/// keep the lock, and others must be able to unlock.
 #[test]
 fn unlock_whose_flush_fails_gives_up_no_bytes() {
     let Some(site) = Site::new() else { return };
@@ -421,7 +422,8 @@ fn unlock_that_failed_is_sent_again() {
     a.set_lock(here, &lock(1)).unwrap();
     fails_to_unlock(1);
     a.set_lock(here, &lock(2)).unwrap();
-    // A repeated unlock must not drop the lock of a new owner with the same number.
+    // A failed unlock is repeated later. It must not drop the lock of a new owner with the same
+    // number.
     fails_to_unlock(2);
     a.set_lock(here, &lock(2)).unwrap();
     a.maintain();
@@ -450,7 +452,7 @@ fn late_copy_of_a_request_changes_no_lock() {
     drop((a, b));
 }
 
-/// flock(2) drops the old lock before it waits for the new one. So a refused call must write the
+/// flock(2) drops the old lock before it waits for the new one. So a refused call is written to the
 /// database's log only if it has dropped a lock.
 #[test]
 fn refused_lock_commits_synchronously_only_if_it_drops_a_lock() {

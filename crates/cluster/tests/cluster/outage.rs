@@ -63,8 +63,8 @@ fn write_that_failed_is_not_in_the_file_and_what_was_accepted_is_there_once() {
     assert_eq!(errors, []);
     assert_eq!(fs.fsync(file(made.ino), false), Ok(()));
     assert_eq!(dirty_bytes(&fs), 0);
-    // A successful flush must also delete the records of the objects that could not be written
-    // before.
+    // After a successful flush, the database must have no records of the objects that could not be
+    // written before.
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.pending_object"), "0");
     drop(fs);
     let fs = site.open();
@@ -220,8 +220,7 @@ fn sequential_reader_reads_each_object_once_and_some_ahead() {
         }
     }
     assert_eq!(front.connections(), 10);
-    // A program that reads at random offsets must cost one request per read, and only the bytes
-    // that it asks for.
+    // Random reads must cost one request each, and fetch only the bytes that the program asks for.
     let fs = ClusterFs::open(&url, &options().with_settings(front.settings())).unwrap();
     fs.open(file(made.ino), 0).unwrap();
     for at in [30 << 20, 10 << 20, 35 << 20, 20 << 20] {

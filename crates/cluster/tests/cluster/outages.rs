@@ -167,8 +167,8 @@ fn role_with_few_privileges_can_mount() {
     site.assert_clean();
 }
 
-/// A change fails because the database's disk is full. Its request slot (a row for its result) must
-/// be usable again without a statement, or the next read would fail too.
+/// The database's disk is full, so a change fails. The request slot of the change must be free
+/// again without a statement, or the next read would fail too.
 #[test]
 fn directory_can_be_read_while_the_disk_of_the_database_is_full() {
     let Some(site) = Site::new() else { return };

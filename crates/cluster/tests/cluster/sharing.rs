@@ -57,7 +57,8 @@ fn open_beside_dirty_bytes_sees_what_another_mount_has_closed() {
     site.assert_clean();
 }
 
-/// Another mount replaces the file's object. Unflushed writes and a new size must stay.
+/// A mount has unflushed writes and a new size, and another mount replaces the file's object. The
+/// unflushed changes must stay.
 #[test]
 fn changes_that_are_not_flushed_stay_when_an_object_was_replaced() {
     let Some(site) = Site::new() else { return };
@@ -84,8 +85,8 @@ fn changes_that_are_not_flushed_stay_when_an_object_was_replaced() {
     site.assert_clean();
 }
 
-/// Eight of the nine files that fill the memory cannot be flushed. A further write must find room,
-/// because the ninth can.
+/// Nine files fill the memory for unflushed bytes, and only one of them can be flushed. A further
+/// write must find room all the same.
 #[test]
 fn write_makes_room_although_other_files_cannot_be_flushed() {
     let Some(site) = Site::new() else { return };
@@ -115,8 +116,8 @@ fn write_makes_room_although_other_files_cannot_be_flushed() {
     site.assert_clean();
 }
 
-/// A session with unflushed bytes dies, and another mount writes the file. The old bytes must not
-/// replace the newer ones.
+/// A session dies with unflushed bytes, and another mount then writes the file. The old bytes must
+/// not replace the newer ones.
 #[test]
 fn dirty_bytes_of_a_dead_session_are_not_written_over_newer_ones() {
     const LEASE: Duration = Duration::from_secs(2);

@@ -27,10 +27,10 @@ pub(crate) enum Op {
     Create(usize, u32),
     Lookup(usize),
     Remove(usize, u32),
-    /// Removes the name whichever inode it has. Used only for mounts in the kernel.
+    /// Like `Remove`, but for mounts in the kernel: removes the name whichever inode it has.
     Unlink(usize),
-    /// Fails if the second name exists, and all failures look like `ENOENT`. Used only for mounts
-    /// in the kernel.
+    /// Like `Rename`, but for mounts in the kernel: fails if the second name exists. All failures
+    /// look like `ENOENT`.
     Move(usize, usize),
     Rename(usize, usize),
     Exchange(usize, usize),
@@ -134,7 +134,6 @@ impl Spec for Space {
     }
 }
 
-/// The two directories of a round, and the inodes that were made there.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) dirs: [u64; 2],

@@ -26,7 +26,6 @@ use corewalk_testkit::proxy::Proxy;
 
 const THREADS: usize = 2;
 const CALLS: usize = 50;
-/// Some tests wait until the lease time is over, so it is short.
 const LEASE: Duration = Duration::from_secs(2);
 
 struct Run {
@@ -41,8 +40,8 @@ impl Run {
         Run { rounds, pace, reader: None, rng: Rng::new(seed) }
     }
 
-    /// Calls `disturb` in each round while the threads run. The error is a report of the first
-    /// history that is not linearizable.
+    /// Calls `disturb` in each round while the threads run. Returns the number of calls, or a
+    /// report of the first history that is not linearizable.
     fn race(
         &self,
         mounts: &[ClusterFs],
@@ -163,8 +162,8 @@ fn mount_that_hears_nothing_is_late_but_not_wrong() {
     run.race(&mounts, |_| {}).unwrap_or_else(|text| panic!("{text}"));
 }
 
-/// In each round, the connections of the second mount stop for longer than its lease time. It makes
-/// no changes, which would wait for the connections, so it answers from its cache.
+/// The connections of the second mount stop for longer than its lease time. It makes no changes, so
+/// it answers from its cache until the lease is over.
 fn race_with_pauses(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let site = Site::new()?;
     let seed = ReportSeed::new(Seed::choose());
@@ -213,13 +212,12 @@ fn control_mount_that_caches_late_answers_is_caught() {
     assert!(Run::new(400, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
 }
 
-/// On a busy machine one race may not show the flaw, so there are up to four. Returns true also if
-/// PostgreSQL is not installed.
+/// On a busy machine one race may not show a planted flaw, so up to four are run. Returns true also
+/// if PostgreSQL is not installed.
 fn is_caught(race: impl Fn() -> Option<Result<usize, String>>) -> bool {
     (0..4).any(|_| race().is_none_or(|done| done.is_err()))
 }
 
-/// `kill` takes the database away in each round and brings it back. The second mount has `flaws`.
 fn race_with_kills(
     site: &Site,
     flaws: Flaws,

@@ -66,7 +66,7 @@ fn renamed_directory_takes_its_children_along() {
     assert_eq!(b.getattr(dir(from)).unwrap().nlink, 2);
 }
 
-/// After a change of any of three mounts, all three must see it.
+/// Three mounts take turns at changing a file, and all must see each change.
 #[test]
 fn three_mounts_take_turns() {
     let Some(site) = Site::new() else { return };
@@ -81,8 +81,8 @@ fn three_mounts_take_turns() {
     }
 }
 
-/// The kernel uses the owner and the mode of a lookup for chmod(2) and in sticky directories,
-/// without asking for attributes again. So they must be current.
+/// The kernel uses the owner and the mode of a lookup for chmod(2) and in sticky directories, and
+/// does not ask again. So a lookup must return those that another mount has set.
 #[test]
 fn lookup_brings_the_owner_that_another_mount_has_set() {
     let Some(site) = Site::new() else { return };
@@ -91,8 +91,7 @@ fn lookup_brings_the_owner_that_another_mount_has_set() {
     let child = mkdir(a, parent, "d").ino;
     let linked = create(a, ROOT, "f").ino;
     a.link(file(linked), dir(parent), name("l")).unwrap();
-    // The second mount knows the inodes' attributes only from a listing. It has no leases on their
-    // home directories.
+    // A mount that has only listed a directory has no leases on the home directories of its inodes.
     assert_eq!(names(b, parent), ["d", "l"]);
     for uid in [7, 8] {
         for (node, text) in [(dir(child), "d"), (file(linked), "l")] {

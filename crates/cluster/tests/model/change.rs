@@ -38,8 +38,8 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Expires the kernel's entries, and marks the directory as busy. An expiry cannot reach an inode
-/// that the kernel does not know. So a reply that is bringing the kernel this inode stays valid.
+/// An expiry cannot reach an inode that the kernel does not know yet. So a reply that brings the
+/// kernel this inode stays valid.
 pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     let scenario = steps.scenario;
     let reaches_inode = !scenario.is_attribute || mount.kernel_knows;
@@ -53,8 +53,6 @@ pub(crate) fn waits_for_inode(steps: &Steps, m: usize) -> bool {
     steps.scenario.waits_for_inode && is_under_way
 }
 
-/// The caller must expire the kernel's entries if the result is true. While the directory is busy,
-/// the kernel gets timeouts of 0 for it.
 pub(crate) fn make_busy(steps: &Steps, mount: &mut Mount) -> bool {
     if !steps.scenario.has_kernel {
         return false;
@@ -95,8 +93,8 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // With the protection turned off, the kernel drops its own entry under its lock of the
-            // directory, and holds that lock until the change is answered.
+            // Without the protection, the kernel drops its own entry under its lock of the
+            // directory, and holds the lock until the change is answered.
             mount.expire_kernel(true);
             false
         };
@@ -116,7 +114,6 @@ fn fail(mount: &mut Mount) {
     mount.has_failed = true;
 }
 
-/// The directory stays cached without the item until the change has ended.
 fn forget_item(mount: &mut Mount) {
     for item in &mut mount.cache {
         *item = (*item).min(HELD);
@@ -175,14 +172,13 @@ fn started(steps: &mut Steps, m: usize) {
             finish(steps, next, current(&from.mounts[m], m, 1 << writer.seen));
         }
     } else {
-        // With the protection turned off, the database has checked the leases before it took the
-        // lock. So it checks no leases now.
+        // Without the protection, the database has already checked the leases before it took the
+        // lock.
         database::apply(&scenario, &mut next, current(&from.mounts[m], m, 0));
         answer(steps, next, m, Verdict::Applied);
     }
 }
 
-/// A change of two directories takes their locks in two steps, and runs with the second lock.
 fn lock_next(steps: &mut Steps, mut next: State, m: usize) {
     let taken = next.mounts[m].writer.seen;
     let descends = m == 1 && !steps.scenario.rules.locks_ascend;
@@ -211,8 +207,8 @@ fn finish(steps: &mut Steps, mut next: State, change: Change) {
     answer(steps, next, change.mount, verdict);
 }
 
-/// Only the answer "the change was made" arrives in a later step. Every other answer arrives in the
-/// same step, so it needs no state of its own.
+/// Only the answer "the change was made" arrives in a later step. Every other answer arrives at
+/// once, so the model needs no state for it.
 fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     let (version, boot) = (next.db.result[m], next.db.boot);
     let mount = &mut next.mounts[m];
@@ -254,9 +250,8 @@ fn confirm(steps: &mut Steps, m: usize) {
     if !rules.drops_own_cache {
         forget_item(mount);
     }
-    // A mount may cache the result of its change if the directory was in its cache since it sent
-    // the change. If items can move, the item may be in the other directory, so the result is not
-    // cached.
+    // The result of a change may be cached if the directory was in the cache since the change was
+    // sent. An item that can move may be in the other directory, so it is not cached.
     let is_held = mount.cache[0] == HELD || !rules.installs_only_if_held;
     if !steps.scenario.has_moves && is_held {
         mount.cache[0] = CACHED + writer.version;
@@ -269,7 +264,7 @@ fn confirm(steps: &mut Steps, m: usize) {
     steps.add_checked(Event::ChangeConfirmed, m, next, broken);
 }
 
-/// A change that is still in a buffer of the broken connection may run later.
+/// The database may run a change later that is still in a buffer of a broken connection.
 fn lose(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.faults.losses == 0 || from.mounts[m].is_dead {
@@ -295,7 +290,6 @@ pub(crate) fn late(mount: &Mount) -> LateChange {
     LateChange { number: mount.change_number(), session, moves, is_started: false }
 }
 
-/// The database runs a change from a broken connection, and no mount receives the answer.
 fn late_copy(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let LateChange { number, session, moves, is_started } = from.mounts[m].late_change;

@@ -62,7 +62,6 @@ fn tick(steps: &mut Steps, slow: Option<usize>) {
     }
 }
 
-/// Advances the clock of a machine, which its kernel and its server share.
 fn pass_on(mount: &mut Mount) {
     mount.own = mount.own.saturating_sub(1);
     mount.renewal.candidate = mount.renewal.candidate.saturating_sub(1);
@@ -157,8 +156,8 @@ pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     }
 }
 
-/// After the server was killed, the kernel keeps its entries until their timeouts. The database
-/// still runs the requests that the server has sent.
+/// A killed server leaves the kernel's entries until their timeouts. The database still runs the
+/// requests that the server has sent.
 fn kill(mount: &mut Mount) {
     let is_sent = matches!(mount.writer.step, WriteStep::Ready | WriteStep::Started);
     if mount.writer.session == NONE {

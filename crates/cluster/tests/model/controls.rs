@@ -84,8 +84,8 @@ fn control_holders() {
         control!("K.4", intent_marks_fills, NAMES, OLD),
         control!("K.4", drops_before_ack, LOSSES, OLD),
         control!("K.5", ack_names_intent, LOSSES, OLD),
-        // A change keeps its old intent although its inode has moved. Then the holder of the lease
-        // is never told, or its acknowledgement counts for the wrong directory. So any failure is
+        // In this control, a change keeps its intent although its inode has moved. Then a holder is
+        // never told, or an acknowledgement counts for the wrong directory. So any failure is
         // accepted.
         Control { fails: "", ..control!("K.5", replaces_intent, HOMES, STUCK) },
         control!("K.12", renewal_tells, NAMES, STUCK),

@@ -3,11 +3,10 @@
 use super::rules::{Ack, Scenario};
 use super::state::{FileLock, State};
 
-/// Maximum number of intents in a run. If dead sessions are not refused, they would write intents
-/// for ever.
+/// Maximum number of intents in a run. Dead sessions would write intents for ever in a control that
+/// does not refuse them.
 const MOST_INTENTS: u8 = 7;
 
-/// One copy of a change: the mount waits for its answer, or it comes late from a broken connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Change {
     pub(crate) mount: usize,
@@ -16,8 +15,6 @@ pub(crate) struct Change {
     pub(crate) moves: bool,
     /// The directories whose leases are checked, as a mask.
     pub(crate) dirs: u8,
-    /// True if the database looked for a stored result of the change before it took the lock, which
-    /// is wrong.
     pub(crate) is_past_slot: bool,
 }
 
@@ -34,14 +31,13 @@ pub(crate) enum Verdict {
 pub(crate) enum Leases {
     Free,
     Held,
-    /// The holder's lease time is over, but its session cannot be marked as dead yet. For example,
-    /// its renewal may not be committed.
+    /// The lease time is over, but the session cannot be marked as dead yet, for example because
+    /// its renewal is not committed.
     Unknown,
 }
 
-/// Returns true if the database may mark the session of mount `m` as dead. An uncommitted renewal
-/// prevents it. So does the grace period after a crash, because the session's row may have an old
-/// deadline.
+/// A session with an uncommitted renewal must not be marked as dead. In the grace period after a
+/// crash, its row may have an old deadline, so it must not be marked either.
 pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     let (db, rules) = (&state.db, scenario.rules);
     let is_renewed = rules.locks_session_row && state.mounts[m].renewal.is_evaluated;
@@ -174,7 +170,7 @@ pub(crate) fn acknowledge(scenario: &Scenario, state: &mut State, m: usize, owne
     }
 }
 
-/// For each mount, the id of the intent by which its change waits for a lease of mount `m`, or 0.
+/// For each mount, the intent of its change that waits for a lease of mount `m`, or 0.
 pub(crate) fn waiting_for(scenario: &Scenario, state: &State, m: usize) -> [u8; 3] {
     let mut ids = [0; 3];
     for owner in (0..scenario.mounts).filter(|&owner| owner != m) {

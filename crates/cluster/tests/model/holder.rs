@@ -64,8 +64,8 @@ fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
 
 fn expire_for_intent(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
-    // With the protection turned off, an expiry needs the kernel's lock of the directory. A change
-    // on the same mount holds that lock until it is answered.
+    // Without the protection, an expiry needs the kernel's lock of the directory. A change on the
+    // same mount holds the lock until it is answered.
     let is_locked = !rules.expiry_takes_no_lock && from.mounts[m].is_writing();
     if is_locked || waits_for_inode(steps, m) {
         return;
@@ -193,8 +193,6 @@ fn open_session(steps: &mut Steps, m: usize) {
     steps.add(Event::SessionOpened, m, next);
 }
 
-/// A new session replaces the mount's old one. The leases and the intent of the old session are
-/// removed.
 fn register(steps: &Steps, next: &mut State, m: usize) {
     let db = &mut next.db;
     db.session[m] += 1;

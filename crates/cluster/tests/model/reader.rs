@@ -62,8 +62,6 @@ fn cached_read(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The server answers a read from its cache. The kernel may keep the answer if the reply has a
-/// timeout.
 fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     let (scenario, rules) = (*steps.scenario, steps.scenario.rules);
     let broken = read(&mut next, version);
@@ -80,7 +78,7 @@ fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     steps.add_checked(Event::CachedRead, m, next, broken);
 }
 
-/// The reply reaches the kernel even if the server was killed meanwhile.
+/// A reply that was written before the kill of the server still reaches the kernel.
 fn take_reply(steps: &mut Steps, m: usize) {
     if let Reader::Reply { version, left } = steps.from.mounts[m].reader {
         let mut next = *steps.from;
@@ -184,8 +182,8 @@ fn end_fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A new boot id in an answer shows that the database has crashed and lost its leases. So the mount
-/// drops all caches, and does not cache the answer either.
+/// A new boot id shows that the database has crashed and lost its leases. So the mount drops all
+/// caches, and does not cache the answer that has the new id.
 pub(crate) fn see_boot(steps: &mut Steps, mut next: State, m: usize, boot: u8) {
     next.drop_everything(m, steps.scenario.rules.drop_marks_fills);
     next.mounts[m].boot = boot;

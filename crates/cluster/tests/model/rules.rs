@@ -159,7 +159,6 @@ rules! {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ack {
     DeletesLease,
-    /// The acknowledgement adds a row to the database, and the mount keeps its lease.
     KeepsLease,
 }
 
@@ -173,18 +172,17 @@ pub(crate) struct Scenario {
     pub(crate) changes: [u8; MOUNTS],
     /// For each mount, whether its programs read.
     pub(crate) readers: [bool; MOUNTS],
-    /// The length of a lease in ticks of the database's clock, or 0 in a model without time.
+    /// Lease length in ticks of the database's clock, or 0 in a model without time.
     pub(crate) lease: u8,
     pub(crate) has_kernel: bool,
-    /// True if programs change an attribute instead of a name. The kernel keeps an attribute with
-    /// its inode, which may be new to the kernel.
+    /// Programs change a name, or if true an attribute. The kernel keeps an attribute with its
+    /// inode, which may be new to the kernel.
     pub(crate) is_attribute: bool,
-    /// True if an expiry of the kernel's entries waits for replies with an inode that is new to the
-    /// kernel. Otherwise such replies have a timeout of 0.
+    /// If true, an expiry waits for replies with an inode that is new to the kernel. Otherwise such
+    /// replies have a timeout of 0.
     pub(crate) waits_for_inode: bool,
     pub(crate) has_file_lock: bool,
     pub(crate) has_moves: bool,
-    /// True if each change takes the locks of both directories, in two steps.
     pub(crate) locks_one_by_one: bool,
     pub(crate) faults: Faults,
 }
@@ -212,8 +210,8 @@ impl Scenario {
         self.lease > 0
     }
 
-    /// Ticks for which a session trusts a new lease. In a model without time, any number but 0
-    /// would do.
+    /// How many ticks a session trusts a new lease. In a model without time, any number but 0 would
+    /// do.
     pub(crate) fn own_lease(&self) -> u8 {
         self.lease_in_database() - u8::from(self.rules.margin && self.has_time())
     }

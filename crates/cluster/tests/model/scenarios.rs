@@ -23,8 +23,8 @@ pub(crate) const THREE: Scenario = Scenario {
 
 pub(crate) const KERNEL: Scenario = Scenario { name: "kernel", has_kernel: true, ..NAMES };
 
-/// The kernels of two mounts cache an attribute. An expiry does not reach an inode that is new to a
-/// kernel.
+/// The kernels of two mounts cache an attribute. An expiry of entries does not reach an inode that
+/// is new to a kernel.
 pub(crate) const INODES: Scenario = Scenario { name: "inodes", is_attribute: true, ..KERNEL };
 
 pub(crate) const HOMES: Scenario =
@@ -41,8 +41,6 @@ pub(crate) const TIME: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// Like the scenario `TIME`, but the kernels cache, and leases are longer. One mount makes changes,
-/// and the other one reads.
 pub(crate) const TIMEOUTS: Scenario = Scenario {
     name: "timeouts",
     lease: 3,
@@ -84,7 +82,6 @@ fn both(scenario: Scenario, reached: &[Event]) -> Outcome {
     holds(&Scenario { ack: Ack::DeletesLease, ..scenario }, reached)
 }
 
-/// The steps that occur if a change waits until another mount has given up its lease.
 const CONTENTION: [Event; 6] = [
     Event::CachedRead,
     Event::FillCached,

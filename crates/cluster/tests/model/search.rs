@@ -8,12 +8,10 @@ use super::rules::Scenario;
 use super::steps::{Event, Step, successors};
 use super::trace;
 
-/// Maximum number of states of a model. The search of a model without good bounds stops here,
-/// before it fills the memory.
+/// The search stops here, so that a model without good bounds does not fill the memory.
 const MOST_STATES: usize = 6_000_000;
 
-/// A hash table of the states found so far. An element of `table` is an index into `keys` plus one,
-/// or 0.
+/// Each element of `table` is an index into `keys` plus one, or 0 if it is empty.
 struct Found {
     keys: Vec<Key>,
     parents: Vec<u32>,
@@ -108,7 +106,6 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut steps = Vec::new();
     let mut outcome =
         Outcome { states: 0, transitions: 0, events: [0; Event::COUNT], failure: None };
-    // Reversed edges of all steps that are not faults, and the states in which all work is done.
     let (mut edges, mut goals) = (Vec::new(), Vec::new());
     while !level.is_empty() && outcome.failure.is_none() {
         let mut next = Vec::new();
@@ -151,8 +148,7 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     outcome
 }
 
-/// Returns the first state from which steps without faults never reach a state in which all work is
-/// done.
+/// Returns a state from which all work can never be done without further faults.
 fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u32> {
     edges.sort_unstable();
     let mut reaches = vec![false; states];

@@ -21,8 +21,8 @@ pub(crate) const CACHED: u8 = 2;
 /// No value, where a version or a session is expected.
 pub(crate) const NONE: u8 = 255;
 
-/// A change that waits until other mounts give up leases. The mount that makes the change is the
-/// index in `Database::intents`.
+/// The record of a change that waits for other mounts to give up leases. Its index in
+/// `Database::intents` is the mount that makes the change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intent {
     pub(crate) id: u8,
@@ -35,7 +35,8 @@ pub(crate) struct Intent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
     pub(crate) version: u8,
-    /// The directory that has the name, or the home of the inode that has the attribute.
+    /// If programs change a name, the directory that has it. If they change an attribute, the home
+    /// of its inode.
     pub(crate) home: u8,
     pub(crate) leases: [u8; DIRS],
     pub(crate) until: [u8; MOUNTS],
@@ -51,10 +52,9 @@ pub(crate) struct Database {
     /// The ticks until changes are allowed after a crash.
     pub(crate) grace: u8,
     pub(crate) registered: u8,
-    /// The file lock of a program on the first mount. It is lost when the session of this mount
-    /// dies.
+    /// A program on the first mount has the lock, and loses it when the session of its mount dies.
     pub(crate) file_lock: FileLock,
-    /// For each directory, the mount with its lock, plus one, or 0.
+    /// Per directory, the number of the mount that has its lock, plus one, or 0.
     pub(crate) locks: [u8; DIRS],
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Database {
 pub(crate) enum FileLock {
     #[default]
     None,
-    /// The first session of the first mount has the file lock, and makes its change under it.
+    /// The first session of the first mount has the file lock.
     Held,
     /// Another mount has taken the lock, because that session was over.
     TakenOver,
@@ -72,9 +72,9 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// The server has read the clock before the request arrived, which is wrong.
+    /// Reached only without a protection: the server has read the clock before the request arrived.
     Checked,
-    /// A reply is on its way to the kernel, which may keep it for `left` ticks.
+    /// The kernel may keep the reply for `left` ticks.
     Reply { version: u8, left: u8 },
 }
 
@@ -82,7 +82,8 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// The database has read the item before it took the directory's lock, which is wrong.
+    /// Reached only without a protection: the database has read the item before it took the
+    /// directory's lock.
     Snapped,
     Answered,
 }
@@ -92,7 +93,7 @@ pub(crate) struct Fill {
     pub(crate) step: FillStep,
     pub(crate) dir: u8,
     pub(crate) boot: u8,
-    /// The version of the item, or `NONE` if the item is not in the filled directory.
+    /// The version in the answer, or `NONE` if the item is not in the filled directory.
     pub(crate) value: u8,
 }
 
@@ -103,25 +104,22 @@ pub(crate) enum WriteStep {
     /// The server has dropped its cache, but not the kernel's.
     Marked,
     Ready,
-    /// The transaction holds only the first of its locks, or has wrongly read something before it
-    /// took a lock.
+    /// The transaction has taken only the first of its two locks. Without a protection, it has read
+    /// something before it took a lock.
     Started,
     Made,
-    /// The change was lost and is not sent again, which is wrong.
+    /// Reached only without a protection: the change was lost and is not sent again.
     Lost,
 }
 
-/// A change by a program gives the item a new version, and may move the item to the other
-/// directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     pub(crate) step: WriteStep,
     pub(crate) moves: bool,
-    /// The session to which the change belongs. `NONE` after that session has ended, so that the
-    /// next session sends the change.
+    /// The session that sends the change, or `NONE` if the next session will send it.
     pub(crate) session: u8,
-    /// If items can move, the home that the database read before it took the lock. Otherwise, the
-    /// number of locks that the change has taken.
+    /// In models in which items move: the home that was read before the lock was taken. In others:
+    /// the number of locks that the change has taken.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -146,21 +144,20 @@ pub(crate) struct Holder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Renewal {
     pub(crate) is_evaluated: bool,
-    /// True if the session knew the current boot id of the database when it sent the renewal.
+    /// Whether the session knew the current boot id of the database when it sent the renewal.
     pub(crate) knew_boot: bool,
     /// The deadline on the session's clock, counted from the sending.
     pub(crate) candidate: u8,
     pub(crate) pending: u8,
 }
 
-/// A copy of a change in the buffer of a connection that the mount has given up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LateChange {
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// True if the database looked for a stored result of the change before it took the lock, which
-    /// is wrong.
+    /// Only without a protection: the database has looked for a stored result of the change before
+    /// it took the lock.
     pub(crate) is_started: bool,
 }
 
@@ -171,13 +168,13 @@ pub(crate) struct LateAck {
     pub(crate) session: u8,
 }
 
-/// Whether the directory has changed lately. Unless it is calm, the server gives the kernel
-/// timeouts of 0.
+/// A directory that has changed lately is not calm, and the server gives the kernel timeouts of 0
+/// for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     #[default]
     Calm,
-    /// New replies have timeouts of 0, but the kernel still has older entries.
+    /// New replies have timeouts of 0, but the kernel may still have older entries.
     Expiring,
     Busy,
 }
@@ -192,10 +189,9 @@ pub(crate) struct Mount {
     /// True if the database has said that this session is over.
     pub(crate) is_dead: bool,
     pub(crate) cache: [u8; DIRS],
-    /// The version of the item in the kernel's cache, plus one, or 0.
     pub(crate) kernel: u8,
     pub(crate) kernel_left: u8,
-    /// True if the kernel knows the inode. An invalidation of an unknown inode has no effect.
+    /// The kernel ignores an invalidation of an inode that it does not know.
     pub(crate) kernel_knows: bool,
     pub(crate) stage: Stage,
     pub(crate) reader: Reader,
@@ -214,7 +210,6 @@ pub(crate) struct Faults {
     pub(crate) losses: u8,
     pub(crate) crashes: u8,
     pub(crate) kills: u8,
-    /// Sessions of running mounts that end because a renewal did not come in time.
     pub(crate) expiries: u8,
     pub(crate) slow_ticks: u8,
 }
@@ -229,7 +224,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Decides by the committed row, so an uncommitted renewal does not count.
+    /// An uncommitted renewal does not make a session live.
     pub(crate) fn is_session_live(&self, m: usize, session: u8) -> bool {
         self.db.session[m] == session && self.db.until[m] > 0
     }
@@ -258,12 +253,11 @@ impl Mount {
         !self.is_killed && !self.is_dead
     }
 
-    /// The answer of a marked fill is not cached, so the model needs no state for the fill.
+    /// The answer of a marked fill will not be cached, so the model drops the fill.
     pub(crate) fn mark_fill(&mut self) {
         self.fill = Fill::default();
     }
 
-    /// `reaches_replies` says whether the reply on its way to the kernel is dropped too.
     pub(crate) fn expire_kernel(&mut self, reaches_replies: bool) {
         self.kernel = 0;
         self.kernel_left = 0;

@@ -71,8 +71,7 @@ pub(crate) struct Step {
     pub(crate) event: Event,
     pub(crate) mount: usize,
     pub(crate) state: State,
-    /// True if the step counts as progress. Faults do not, nor does the end of a running mount's
-    /// session.
+    /// False for faults, and for the end of a running mount's session: they are no progress.
     pub(crate) is_helpful: bool,
     pub(crate) broken: Option<&'static str>,
 }
