@@ -65,9 +65,8 @@ fn clippy(root: &Path, plan: &Plan) -> Outcome {
 #[derive(Clone, Debug)]
 struct Package {
     name: String,
-    /// Relative to the root of the repository, with a slash at the end.
+    /// The directory of the crate, relative to the root of the repository, with a slash at the end.
     folder: String,
-    /// The first word of each line in the crate's manifest, among them all dependencies.
     dependencies: Vec<String>,
     has_library: bool,
     has_program: bool,

@@ -39,21 +39,21 @@ const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbc
 
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
-/// miri leaves this module out: it has no unsafe code, and took two fifths of the time.
+/// This module has no unsafe code, and would take two fifths of the time under miri.
 const SAFE_MODULE: &str = "linearize::tests::";
 
 pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Like [`loom`] for the name cache, but with one preemption more per schedule.
+/// Runs the models of the name cache like [`loom`], but with one preemption more per schedule.
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom");
     command.args(["-p", "corewalk", "--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
     tests_ran(&mut command, root, "corewalk_loom long")
 }
 
-/// Like [`shuttle`] for the crate `corewalk`, but with five times as many schedules.
+/// Runs the models of the crate `corewalk` like [`shuttle`], but with five times as many schedules.
 pub(crate) fn shuttle_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_shuttle");
     command.args(["-p", "corewalk", "--test", "shuttle", "--test", "shuttle_paths"]);
@@ -120,7 +120,8 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// A warning fails the check. With an emulator, also runs the unit tests of [`ARM_PACKAGES`].
+/// A compiler warning fails the check. If there is an emulator, the unit tests of [`ARM_PACKAGES`]
+/// run too.
 pub(crate) fn aarch64(root: &Path) -> Outcome {
     let checked = aarch64_check(root, &[]);
     if checked != Outcome::Passed {
@@ -166,7 +167,7 @@ fn arm(root: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// In a library, the models are the tests whose names contain `filter`.
+/// The models of a library are the tests whose names contain `filter`.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -175,8 +176,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     if found.is_empty() {
         return Outcome::Skipped(format!("no crate has models under {cfg}"));
     }
-    // With one command per crate, cargo could enable other features of a dependency, and would
-    // build it again.
+    // One command for all crates: with separate commands, cargo could enable other features of a
+    // dependency, and build it again.
     let mut libraries = models_of(root, cfg);
     let mut tests = models_of(root, cfg);
     let (mut has_libraries, mut has_tests) = (false, false);
@@ -192,8 +193,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
             }
         }
     }
-    // Other unit tests would panic, because they use the model checker's atomics outside of a
-    // model.
+    // Other unit tests panic in this build, because they use the model checker's atomics outside of
+    // a model.
     libraries.args(["--lib", filter]);
     let mut outcome = Outcome::Passed;
     if has_libraries {
@@ -215,7 +216,7 @@ fn models_of(root: &Path, cfg: &str) -> Command {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// The models are in modules whose names start with the name of the model checker.
+    /// The models are in modules that are named after the model checker.
     Library,
     /// A file in `tests/` with this name, which contains only models.
     Test(String),
@@ -241,7 +242,7 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// A file that uses `cfg` only to select types has no models.
+/// A file may use `cfg` only to select types. Then it has no models.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
@@ -265,8 +266,7 @@ fn is_quiet_success(command: &mut Command) -> bool {
     process::run(command, LIMIT) == Ended::Well
 }
 
-/// Fails if in one of the test programs no test has passed, so that tests that are not compiled any
-/// more are noticed.
+/// A test program in which no test has passed is a failure: its tests may not be compiled any more.
 pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     let (ended, output) = logged(command, root, what);
     if ended != Ended::Well {
@@ -280,7 +280,8 @@ pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outco
     }
 }
 
-/// The output goes to a file named after `what`. If the command fails, prints its last lines.
+/// The output goes to a file that is named after `what`. If the command fails, its last lines are
+/// printed.
 pub(crate) fn logged(command: &mut Command, root: &Path, what: &str) -> (Ended, String) {
     let folder = target_folder(root);
     if let Err(error) = fs::create_dir_all(&folder) {
@@ -295,7 +296,6 @@ pub(crate) fn logged(command: &mut Command, root: &Path, what: &str) -> (Ended, 
     (ended, output)
 }
 
-/// Returns 0 if in one of the test programs no test has passed.
 fn passed_tests(output: &str) -> u64 {
     let passed: Vec<u64> = output
         .lines()
@@ -310,7 +310,7 @@ pub(crate) fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Without root, or before Linux 6.14, mounts use `/dev/fuse` instead of io_uring.
+/// FUSE over io_uring needs root and Linux 6.14. Otherwise mounts use `/dev/fuse`.
 pub(crate) fn enable_uring() {
     let _ = fs::write("/sys/module/fuse/parameters/enable_uring", "Y");
 }
@@ -325,7 +325,7 @@ pub(crate) fn transports(root: &Path) -> Outcome {
     for transport in ["uring", "fuser"] {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_TRANSPORT", transport);
-        // The command names the whole workspace, as the step `tests` does. Otherwise cargo would
+        // Like the step `tests`, the command names the whole workspace. Otherwise cargo would
         // enable other features, and build the crates again.
         command.args(["test", "--workspace", "--test", "real"]);
         if transport == "fuser" {

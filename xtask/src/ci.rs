@@ -75,8 +75,8 @@ fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     tally.step("storm", || storm(root));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
     tally.step("ipc-torture", || torture(root, 5_000));
-    // The step `test build` has built the programs. Unlike those of a release, they have debug
-    // assertions.
+    // The suites use the programs of the step `test build`, which have debug assertions, unlike
+    // those of a release.
     if extent == Extent::Full {
         for name in suites::CI {
             tally.step(&format!("suite {name}"), || suites::run_one(root, "debug", name));
@@ -114,14 +114,12 @@ pub(crate) fn format(root: &Path) -> Outcome {
     cargo(root, &["fmt", "--all", "--check"])
 }
 
-/// The torture test of the IPC crate kills `kills` processes at random moments.
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     let mut command = workspace_test(root, "torture");
     command.args(["--profile", "models", "--", &kills.to_string()]);
     process::run(&mut command, STEP_LIMIT).outcome("torture")
 }
 
-/// The test overwrites `words` words of a namespace while other threads make calls.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = workspace_test(root, "hostile");
     command.env("COREWALK_IPC_MUTATIONS", words.to_string());
@@ -132,13 +130,13 @@ pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
 /// during a call (trap X1 in `traps.md`).
 fn storm(root: &Path) -> Outcome {
     let mut command = workspace_test(root, "by_path");
-    // The threads of these tests mostly sleep, so more tests than processors may run.
+    // The threads of these tests mostly sleep, so more tests than processors run at the same time.
     command.env("COREWALK_STORM_CALLS", "400000").args(["--", "storm", "--test-threads=4"]);
     checks::tests_ran(&mut command, root, "storm")
 }
 
-/// The command selects the whole workspace, as the step `tests` does. Then cargo enables the same
-/// features in all crates, and need not build them again.
+/// Like the step `tests`, the command selects the whole workspace. So cargo enables the same
+/// features, and need not build the crates again.
 fn workspace_test(root: &Path, name: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).args(["test", "--workspace", "--test", name]);
@@ -238,8 +236,8 @@ impl Tally {
         }
     }
 
-    /// The steps of this tally together are one step of a larger run, which counts as skipped if
-    /// one of them was.
+    /// The steps of the tally count as one step of a larger run, which is skipped if one of them
+    /// was.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {

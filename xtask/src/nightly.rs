@@ -142,7 +142,6 @@ const LONG: [Long; 20] = [
 
 pub(crate) fn run(root: &Path) -> Outcome {
     let mut tally = Tally::new();
-    // All crates, also the benchmarks, with the cargo profile of measurements and releases.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     for long in &LONG {
         tally.step(long.name, || run_long(root, long));

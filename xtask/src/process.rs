@@ -23,12 +23,11 @@ const POLL: Duration = Duration::from_millis(20);
 
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// With a higher nice value, a command could get so little of a busy processor that the watchdog of
-/// a test ends it.
+/// A higher nice value could leave a command so little of a busy processor that the watchdog of a
+/// test ends it.
 const NICE: u32 = 10;
 
 thread_local! {
-    /// The processor time of the commands that this thread has run, and of their children.
     static CPU: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
@@ -63,7 +62,6 @@ impl Ended {
     }
 }
 
-/// The output goes to the terminal. After `limit` the command is killed.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     match command.stdin(Stdio::null()).process_group(0).spawn() {
         Ok(mut child) => wait(&mut child, limit),
@@ -74,7 +72,6 @@ pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     }
 }
 
-/// The output goes to the file `log`, and is returned. After `limit` the command is killed.
 pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> (Ended, String) {
     let redirected = File::create(log).and_then(|file| Ok((file.try_clone()?, file)));
     let ended = match redirected {
@@ -101,8 +98,7 @@ pub(crate) fn thread_cpu() -> Duration {
     CPU.get()
 }
 
-/// The later commands of this thread get only a small share of a busy processor. If that fails,
-/// they run as usual.
+/// Commands that this thread starts later get only a small share of a busy processor.
 pub(crate) fn give_way() {
     let task = fs::read_link("/proc/thread-self").unwrap_or_default();
     if let Some(task) = task.file_name() {
@@ -147,17 +143,17 @@ fn cpu_of(pid: u32) -> Duration {
     ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Sums the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`, in clock ticks of
-/// 10 ms.
+/// Sums the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`. A clock tick is 10
+/// ms.
 fn ticks(stat: &str) -> Option<u64> {
-    // The name of the program may contain spaces. It ends at the last parenthesis of the line.
+    // The name of the program ends at the last parenthesis, and may contain spaces.
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').skip(11).take(4).map(|field| field.parse::<u64>().ok()).sum()
 }
 
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // The child may not lead its process group, so it is also killed by its own pid.
+    // If the child leads no process group, only its own pid reaches it.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }

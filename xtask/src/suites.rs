@@ -99,7 +99,8 @@ pub(crate) const CI: [&str; 33] = [
     "ipc-postgres",
 ];
 
-/// The process inside the namespaces reports a skipped suite by this status, as automake does.
+/// With this exit status, a process inside the namespaces reports that its suite was skipped, as
+/// with automake.
 const SKIPPED_STATUS: i32 = 77;
 
 const INSTALL_TRIES: u32 = 3;
@@ -335,7 +336,6 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     (suite.run)(&site)
 }
 
-/// The process inside the namespaces reports the outcome to [`run_one`] by its exit status.
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,

@@ -22,13 +22,13 @@ use std::{
     path::Path,
 };
 
-/// The traps that the project must cover. All others are about parts that do not exist yet.
+/// Traps that the project must cover. All other traps are about parts that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 5] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18), ('X', 1..=10)];
 
 const RACES: &str = "docs/developing/races.md";
 
-/// The tests of xtask contain samples of doc comments that cite traps.
+/// Tests of xtask contain samples of doc comments that cite traps, so this directory is left out.
 const OWN_FOLDER: &str = "xtask/";
 
 /// Whether the command `traps` fails if a trap has neither a test nor a written reason why it
@@ -41,8 +41,8 @@ pub(crate) enum Strictness {
 
 type Trap = (char, u32);
 
-/// With [`Strictness::Demand`], prints only open traps, since a long table would push earlier
-/// output off the screen.
+/// [`Strictness::Demand`] prints only open traps, since a long table would push earlier output off
+/// the screen.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -111,7 +111,7 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Such a line may stand between a doc comment and its item.
+/// Lines with only a comment may stand between a doc comment and its item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }
@@ -156,8 +156,8 @@ fn argued(races: &str) -> BTreeMap<Trap, String> {
         .collect()
 }
 
-/// Names of tests in backticks that no file defines. A name with at least three underscores is that
-/// of a test.
+/// Returns the names of tests that `races` has in backticks and no file defines. A name with at
+/// least three underscores is that of a test.
 fn missing_tests(races: &str, files: &[RustFile]) -> Vec<String> {
     let defined: BTreeSet<&str> = files
         .iter()

@@ -44,8 +44,8 @@ impl Stop {
 }
 
 pub(crate) trait Answer<T> {
-    /// A missing feature of the back end ends the check as skipped. Any other error fails the
-    /// check.
+    /// If the back end does not support `call`, the check ends as skipped. Any other error fails
+    /// the check.
     fn needs(self, call: &str) -> Checked<T>;
 
     fn must(self, call: &str) -> Checked<T>;

@@ -182,7 +182,7 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// The name is short, because the path of a socket has a limit.
+/// Sockets have a limited path length, so the name is short.
 fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     let mut number = 0;
     loop {
@@ -194,8 +194,8 @@ fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// A lock in each directory of logs tells whether its run still goes on. Process ids would be
-/// ambiguous, since several pid namespaces may use the folder.
+/// A run holds a lock in the directory of its logs, and a later run removes directories without a
+/// lock. Process ids would be ambiguous, since several pid namespaces may use the folder.
 fn new_work_folder(programs: &Path) -> io::Result<(PathBuf, File)> {
     let locked = |path: PathBuf| {
         let file = File::create(path)?;

@@ -14,7 +14,7 @@ use crate::answer::{Checked, Stop};
 use crate::report::{Outcome, Report};
 
 const OPERATIONS: u64 = 20_000;
-/// One thread for each of the five roles, and a second one for the role of the publisher.
+/// The storm has five roles. Each has one thread, and the role of the publisher has a second one.
 const THREADS: usize = 6;
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
@@ -51,8 +51,7 @@ impl Plan {
         }
     }
 
-    /// If `only` names no part of `check` (`CHECK:PART`), the result is empty and the whole check
-    /// runs.
+    /// If the result is empty, the whole check runs.
     pub(crate) fn only_parts(&self, check: &str) -> Vec<String> {
         self.only.iter().filter_map(|name| part(name, check)).map(str::to_owned).collect()
     }
@@ -63,8 +62,8 @@ impl Plan {
         self.except.iter().filter_map(part).collect()
     }
 
-    /// `run` runs the check with a given name. A check in `with_parts` may be named with a part:
-    /// `CHECK:PART`.
+    /// `run` runs the check of the given name. Only checks in `with_parts` may be named with a
+    /// part: `CHECK:PART`.
     ///
     /// # Panics
     /// If `only` or `except` names a check that does not exist, or `run` panics.
@@ -108,8 +107,8 @@ pub(crate) fn run_within(
 ) -> (Outcome, String) {
     let (sender, ended) = channel::<()>();
     let work = move || {
-        // The end of the check, even by a panic, drops the sender. Then the receiver gets an error
-        // and knows that the check has ended.
+        // The sender is dropped at the end of the check, even by a panic. That tells the receiver
+        // that the check has ended.
         let _sender = sender;
         check()
     };

@@ -41,13 +41,13 @@ pub(crate) const WORK_DIR: &str = "a/d/e";
 const ROLES: usize = 5;
 /// No thread changes these files, so each listing must have all of them.
 const FIXED: u64 = 32;
-/// Slow threads also do their part: each makes at least one turn per this number of calls of the
-/// storm.
+/// Each thread makes at least one turn per this number of calls of the storm, so that slow threads
+/// do their part.
 const CALLS_PER_TURN: u64 = 200;
 const TURNS_MIN: u64 = 4;
 const LIST_PAGE: usize = 128;
-/// The text of a thread that was stopped because another one has failed. A report leaves it out,
-/// since the other thread names the cause.
+/// The failure of a thread that only stopped because another thread failed. The report leaves it
+/// out.
 const STOPPED: &str = "another thread has stopped the storm";
 
 /// A tree with the directories [`DIRS`], and the calls that a storm makes on it.
@@ -152,7 +152,7 @@ pub(crate) fn run(tree: &impl Tree, settings: Settings) -> Checked {
     for outcome in outcomes {
         match outcome {
             Ok(files) => kept.extend(files),
-            // The storm has tested for missing features before, so a call that is refused as
+            // A storm uses only calls that the file system has supported before. So a refusal as
             // unsupported is a failure.
             Err(Stop::Failed(why) | Stop::Skipped(why)) if why != STOPPED => {
                 return Stop::failed(why);
@@ -235,7 +235,8 @@ impl<'t, T: Tree> Storm<'t, T> {
         self.is_stopped.load(Ordering::Relaxed)
     }
 
-    /// The tree must have exactly the files in `kept` and those that no thread changes.
+    /// At the end, the tree must have exactly the files in `kept`, and those that no thread
+    /// changes.
     fn check_end(&self, kept: &Kept) -> Checked {
         let tree = self.tree;
         tree.cool();

@@ -18,8 +18,8 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes. Returns how often a thread did not find its flag as it had set
-/// it.
+/// Makes at least `changes` changes. Returns how often a thread found a changed flag other than it
+/// had left it.
 pub(crate) fn lost_of(changes: u64) -> u64 {
     // The smallest index: `scan(1)` always examines the only entry.
     let options = MbcacheOptions::default().with_budget_bytes(128);
@@ -32,8 +32,8 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// Reclaim must clear the referenced bit in each round. If it finds the bit not set, the other
-/// thread has overwritten it, and reclaim removes the entry.
+/// In each round, reclaim must find the referenced bit set and clear it. If the other thread has
+/// overwritten the bit, reclaim removes the entry.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
@@ -47,13 +47,12 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// Searches skip an entry without the reusable flag. A search in each round finds out whether the
-/// other thread has overwritten the flag.
+/// A search skips an entry without the reusable flag. So a search in each round finds out whether
+/// the other thread has overwritten the flag.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // If the other thread's change of the referenced bit was lost, reclaim may have dropped the
-        // entry.
+        // After the loss of its referenced bit, reclaim may have removed the entry.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

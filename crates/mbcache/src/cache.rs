@@ -414,7 +414,7 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // The pair is gone, removed by this call (`Ok`) or by another thread (`Err`).
+            // The pair is gone: this call (`Ok`) or another thread (`Err`) has removed it.
             Ok(()) | Err(_) => None,
         }
     }

@@ -57,7 +57,7 @@ pub enum Change {
 /// ```
 #[derive(Debug)]
 pub struct Deferral<T> {
-    /// Makes calls of `share` run one after the other. Protects no data.
+    /// Held while `share` runs, so that calls of `share` run one after the other. Protects no data.
     turn: Mutex<()>,
     /// The waiting objects. Protected by its mutex.
     queue: Mutex<Vec<T>>,

@@ -49,18 +49,18 @@ use crate::order;
 use crate::slots::{self, Spare, State, Words};
 
 const WINDOW: u32 = 128;
-/// How often `create` searches again for a free slot if other threads have locked lines. After that
-/// it drops an entry.
+/// If other threads have locked lines, `create` repeats its search for a free slot this many times.
+/// After that it drops an entry.
 const TRIES: u32 = 16;
-/// Minimum number of lines in the sample for the estimate of the load. A smaller table counts all
+/// The load is estimated from a sample of at least this many lines. A smaller table counts all
 /// lines.
 const COUNTED: u32 = 512;
 /// At least one line in so many is counted.
 const SAMPLE_MAX: u32 = 64;
 /// How often a thread spins for a lock, at about 10 ns each, before it sleeps.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
-/// How long a waiting thread sleeps at a time. A preempted holder of the lock runs again only after
-/// some milliseconds.
+/// A thread that waits for a lock sleeps this long at a time. A preempted holder of the lock runs
+/// again only after some milliseconds.
 #[cfg_attr(any(corewalk_loom, corewalk_shuttle), expect(dead_code, reason = "no time there"))]
 const NAP: Duration = Duration::from_micros(50);
 
@@ -74,14 +74,14 @@ const ENTRIES: usize = 2;
 pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 pub(crate) struct Index {
-    /// Word 0 of each line is a lock, which protects the line's reach. A slot is filled only under
-    /// the lock of its line.
+    /// Word 0 of each line is its lock. It protects the line's reach, and a slot is filled only
+    /// under it.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
     /// The next slot that reclaim examines.
     hand: CachePadded<AtomicU64>,
-    /// Only every `sample`-th line is counted for the estimate of the load. A power of two.
+    /// The estimate of the load counts every `sample`-th line, a power of two.
     sample: u32,
     counted: ShardedCounter,
     pub(crate) reclaimed: ShardedCounter,
@@ -105,11 +105,12 @@ enum Look {
 pub(crate) enum Refused {
     Exists,
     Full,
-    /// Another thread has locked a line that may have a free slot, so the caller may try again.
+    /// Another thread has locked a line that may have a free slot. The caller may try again.
     Locked,
 }
 
-/// Proof that the caller holds the lock of a line. A function that fills a slot demands it.
+/// A proof that its owner holds the lock of a line. Functions that fill a slot take it as an
+/// argument.
 pub(crate) struct Locked<'a> {
     line: &'a Line,
     _order: Option<order::Held>,
@@ -154,8 +155,8 @@ impl Index {
         (0..self.count * SLOTS).map(|number| self.slot(number))
     }
 
-    /// A pair is usually in its preferred slot. The test of that slot has a branch of its own, so
-    /// the processor predicts a hit and need not wait for the cache line.
+    /// `look_up` tests the preferred slot first, with a branch of its own. Most pairs are there, so
+    /// the processor predicts a hit and goes on before the cache line has arrived.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -181,7 +182,8 @@ impl Index {
         self.walk(home, self.reach(home), 0, |slot| hold(slot, key))
     }
 
-    /// The caller has a handle of the entry in slot `after`, which has the same key.
+    /// The caller must have a handle of the entry in slot `after`, so that the entry and its key
+    /// stay.
     pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
         let (home, line) = (self.home(key), after / SLOTS);
         let distance = if line < home { line + self.count - home } else { line - home };
@@ -194,8 +196,7 @@ impl Index {
         self.walk(self.line_at(line, 1), left, 0, |slot| hold(slot, key))
     }
 
-    /// Stops at the first result of `probe`. In each line, the slot that `value` prefers comes
-    /// first.
+    /// Stops at the first result of `probe`. In each line, the slot that `value` prefers is first.
     #[inline(always)]
     pub(crate) fn walk<'a, R>(
         &'a self,
@@ -216,8 +217,8 @@ impl Index {
 
     /// The fast path of `create`. The caller has locked the line `home`.
     ///
-    /// Returns `None` if the preferred slot is in use, the other slot may have the pair, or
-    /// searches also read later lines.
+    /// Returns `None` if only the slow path can store the pair: the preferred slot is in use, the
+    /// other slot may have the pair, or searches also read later lines.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -234,11 +235,11 @@ impl Index {
         Some(first.number)
     }
 
-    /// The slow path of `create`. The caller has locked the line `home`. `tries` says how often the
-    /// call has already failed for the pair.
+    /// The slow path of `create`. The caller has locked the line `home`, and has failed `tries`
+    /// times before.
     ///
-    /// One pass over the lines that a search reads finds the pair or the first free slot. It also
-    /// finds out whether the number of these lines (the *reach*) may be lowered.
+    /// One pass finds the pair, or the first free slot. It also finds out whether the *reach*, the
+    /// number of further lines that searches read, may be lowered.
     pub(crate) fn enter_anywhere(
         &self,
         locked: &Locked<'_>,
@@ -259,8 +260,8 @@ impl Index {
                 if words == pair && slots::is_still(slot.words, state) {
                     return Err(Refused::Exists);
                 }
-                // Only a thread with the lock of `home` creates entries of that home, so none is
-                // overlooked here. If another thread reuses the slot meanwhile, the reach merely
+                // Only a thread with the lock of `home` creates entries of that home, so the check
+                // overlooks none. If another thread reuses the slot meanwhile, the reach merely
                 // stays too high.
                 let is_ours = || words.0 == pair.0 || self.home(words.0) == home;
                 is_needed |= distance == reach && is_ours();
@@ -280,15 +281,12 @@ impl Index {
         }
     }
 
-    /// Stores a pair that is not in the cache. The caller has locked the line `home`, and the first
-    /// `from` lines have no free slot.
+    /// Up to three passes look for a free slot. The second may also drop an entry that was not used
+    /// recently, and the third any entry without a handle.
     ///
-    /// Up to three passes go over the lines that may have the entry. The first looks for a free
-    /// slot. The second may drop an entry that was not used recently, and the third any entry
-    /// without a handle.
-    ///
-    /// A pass that skips a line locked by another thread ends with [`Refused::Locked`], and the
-    /// caller tries again. After [`TRIES`] tries, the next pass begins instead.
+    /// If a pass had to skip a line that another thread has locked, it ends with
+    /// [`Refused::Locked`], and the caller tries again. After [`TRIES`] tries, the next pass begins
+    /// instead.
     fn enter_elsewhere(
         &self,
         locked: &Locked<'_>,
@@ -330,8 +328,8 @@ impl Index {
         Err(Refused::Full)
     }
 
-    /// The caller has locked the home line, and the last line of its reach has no entry of this
-    /// home.
+    /// Lowers the reach of a home line. The caller has locked it, and the last line of the reach
+    /// has no entry of this home.
     fn trim(&self, home: u32, reach: u64) {
         // ORDERING(mbcache-refill): Acquire fence, for the Release fence in `fill`. The caller may
         // have read the words of a new entry that `fill` stored. With the fence, it sees the writes
@@ -379,7 +377,6 @@ impl Index {
         Ok(())
     }
 
-    /// Drops some entries if the table is too full. The caller holds no lock.
     #[inline]
     pub(crate) fn note_entered(&self, number: u32) {
         if self.is_counted(number) {
@@ -390,7 +387,7 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // The sum of a sharded counter reads a cache line per shard, so few calls compute it.
+        // To sum a sharded counter, a thread reads a cache line per shard. So few calls do it.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -415,7 +412,6 @@ impl Index {
         (number / SLOTS) & (self.sample - 1) == 0
     }
 
-    /// Drops entries without a handle that were not used since their last examination.
     pub(crate) fn scan(&self, entries: u64) -> u64 {
         let (mut looked, mut dropped) = (0, 0);
         let slots = u64::from(self.count * SLOTS);
@@ -459,8 +455,8 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Never waits: the caller already holds the lock of a home line, and a wait for a second lock
-    /// could deadlock.
+    /// Does not wait for the lock: the caller already holds that of a home line, and a wait for a
+    /// second one could deadlock.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
@@ -518,10 +514,10 @@ fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 
-/// A new entry gets its preferred slot if both slots of a line are free.
+/// If both slots of a line are free, a new entry gets the one that its value prefers.
 ///
-/// A value is the place of a blob, and places are often consecutive. With a choice by parity, two
-/// values of one key usually get different slots.
+/// A value is the place of a blob, and places are often consecutive numbers. So the two slots of a
+/// line are preferred by even and by odd values.
 #[inline(always)]
 fn preferred(value: u64) -> u32 {
     value as u32 % SLOTS

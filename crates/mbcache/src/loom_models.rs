@@ -18,7 +18,8 @@ use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A user of a found value sets `is_used`, and the thread that frees the value sets `is_freed`.
+/// A thread that uses a found value sets `is_used`, and the thread that frees the value sets
+/// `is_freed`.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -38,8 +39,7 @@ impl Shared {
         shared
     }
 
-    /// Checks the count, and invariant I.1 of `index.rs`: a search for each entry reads enough
-    /// lines.
+    /// Invariant I.1 of `index.rs`: a search for each entry must read enough lines.
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -104,8 +104,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Control test: an entry becomes visible before its state word is complete. The later store undoes
-/// changes by other threads.
+/// Control test: a search finds an entry before its state word is complete. The later store of that
+/// word undoes changes by other threads.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -203,7 +203,7 @@ fn slot_that_two_homes_want_is_filled_once() {
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
     create_against_neighbour(|cache, home| {
-        // The proof is of another line's lock, which is the planted bug.
+        // The planted bug: the thread fills the slot under the lock of another line.
         let locked = cache.index.lock((home + 1) % LINES as u32);
         let mut both = (0..SLOTS).map(|nth| cache.index.slot(SLOTS * home + nth));
         let free = both.find(|slot| !slots::state(slot.words).is_live());
@@ -231,7 +231,7 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
 }
 
 /// Guarantee G.1 of `lib.rs` and invariant I.1 of `index.rs`: an entry behind its full home line
-/// must be found, even if other entries of the key come and go.
+/// must be found, even if other entries of its key come and go.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -240,8 +240,8 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control test of invariant I.1 of `index.rs`: a thread lowers the reach of a line although an
-/// entry is still there. So a search misses it.
+/// Control test of invariant I.1 of `index.rs`: the reach of a line is lowered although an entry is
+/// still in its last line. So a search misses the entry.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
@@ -300,8 +300,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// A search may miss an entry because `create` has lowered the reach. Before the caller frees the
-/// value, it must see the writes of all threads that had handles. Trap T34 in `traps.md`.
+/// The last user of a value may miss its entry because `create` has lowered the reach. It must see
+/// the writes of all former users before it frees the value. Trap T34 in `traps.md`.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -309,8 +309,8 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control test: a Relaxed store lowers the reach, so the thread that frees a value may miss writes
-/// of the last user.
+/// Control test: a Relaxed store lowers the reach, so the last user of a value may miss writes of
+/// former users.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -320,12 +320,11 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// A search may miss an entry because another one has its slot. Before the caller frees the value,
-/// it must see the writes of all threads that had handles. Trap T34 in `traps.md`.
+/// The last user of a value may miss its entry because another entry has its slot. It must see the
+/// writes of all former users before it frees the value. Trap T34 in `traps.md`.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
-        // Odd values prefer the second slot, so (KEY, 3) gets the slot of the removed (KEY, 1).
         cache.create(KEY, 3).unwrap();
     }));
 }
@@ -392,7 +391,7 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control test: the deletion checks for handles first and removes the entry in a second step. In
+/// Control test: a deletion first checks for handles, and removes the entry in a second step. In
 /// between, another thread takes a handle.
 #[test]
 #[should_panic(expected = "T34: ")]
@@ -471,8 +470,8 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// If a deletion and reclaim reach one entry at the same time, only one of them may lower the
-/// counts. Trap T35 in `traps.md`.
+/// If a deletion and reclaim reach one entry at the same time, only one of them may count it as
+/// removed. Trap T35 in `traps.md`.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
@@ -602,15 +601,15 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// If a full value gets room while its last handle is dropped, the cache must still contain it.
-/// Trap T39 in `traps.md`.
+/// A full value may get room while its last handle is dropped. The cache must then still contain
+/// its entry. Trap T39 in `traps.md`.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Control test: the drop of the last handle checks that the value is full, and removes the entry
-/// in a second step. If the number of users falls in between, the entry is lost.
+/// Control test: the drop of the last handle removes the entry of a full value in a second step. If
+/// the value gets room in between, the entry is lost.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
@@ -657,8 +656,8 @@ fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Control test: the loop only counts the values that it has met, and searches from the start each
-/// time. After a deletion, it may meet a value twice.
+/// Control test: the loop counts the values that it has met, and searches from the start each time.
+/// After a deletion, it may meet a value twice.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -686,8 +685,8 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     })
 }
 
-/// A handle that is taken after the start of a wait must not prolong the wait (guarantee G.1 of
-/// `lib.rs`). Trap T34 in `traps.md`.
+/// A thread waits until an entry has no handle. A handle that is taken later must not prolong the
+/// wait (guarantee G.1 of `lib.rs`). Trap T34 in `traps.md`.
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));

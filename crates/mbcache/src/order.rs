@@ -21,8 +21,7 @@ mod checked {
 
     pub(crate) struct Held(());
 
-    /// Records that the calling thread holds the lock of a home line, until the returned value is
-    /// dropped.
+    /// Until the returned value is dropped, a second call by the same thread panics.
     ///
     /// # Panics
     /// If this thread has a home line locked already.
@@ -54,7 +53,7 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// A thread may lock one home line after another. Trap T42 in `traps.md`.
+    /// A thread may lock one home line after it has unlocked another. Trap T42 in `traps.md`.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {

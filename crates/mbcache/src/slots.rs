@@ -96,7 +96,7 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Both states are live and have one generation, so the slot had the same entry both times.
+    /// If two states are live and have one generation, the slot had the same entry both times.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
@@ -110,7 +110,7 @@ impl State {
     }
 }
 
-/// Sees the writes that other threads made before they changed the state word.
+/// The caller sees the writes that other threads made before they changed the state word.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
     // ORDERING(mbcache-fill): Acquire, for the Release store in `fill`. A thread that loads a live
@@ -120,9 +120,8 @@ pub(crate) fn state(words: &Words) -> State {
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// The key and the value belong together if the caller has a handle of the entry. Otherwise another
-/// thread may reuse the slot between the two loads. Then the caller must call [`is_still`], or
-/// change the state word by a compare-exchange.
+/// Without a handle of the entry, another thread may reuse the slot between the two loads. So the
+/// caller must afterwards call [`is_still`], or change the state word by a compare-exchange.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     // ORDERING: Relaxed. The caller checks the generation in the state word afterwards, by an
@@ -130,14 +129,15 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// If true, the key and the value that the caller has read since `state` belong to the entry.
+/// True proves that the key and the value that the caller has read since `state` belong to the
+/// entry.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence, for the Release fence in `fill`. Without it, a new
     // key could be read together with the old generation.
     fence(Ordering::Acquire);
-    // A caller that misses the entry may free its value. The Acquire load in `state` first shows it
-    // all writes of threads that had handles.
+    // A caller that misses the entry may free its value. So it must first see all writes of threads
+    // that had handles, and the Acquire load in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 
@@ -158,8 +158,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Removes nothing if a thread has a handle of the entry, or if `spare` says that it must stay.
-/// Then the error is the current state.
+/// Removes an entry, unless a thread has a handle of it or `spare` says that it must stay. The
+/// error is the current state.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -170,7 +170,7 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State
     ended.map(drop)
 }
 
-/// Takes a handle. Returns `None` if the key is not `key`, or if searches must skip the entry.
+/// Takes a handle. Returns `None` if the slot has another key, or an entry that searches must skip.
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
@@ -186,8 +186,8 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// The last handle of a full value removes the entry. Otherwise the last handle clears the flag
-/// *awaited*. In both cases, threads that sleep until the entry has no handle go on.
+/// The drop of the last handle removes the entry of a full value, and otherwise clears the flag
+/// *awaited*. Both wake the threads that wait until the entry has no handle.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -206,7 +206,8 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
     put
 }
 
-/// Stores nothing if the bit is already set, so that frequent searches share the cache line.
+/// A store would take the cache line away from other processors, so a bit that is set already is
+/// not set again.
 #[inline]
 pub(crate) fn touch(words: &Words, state: State) {
     if !state.is_referenced() {
@@ -221,8 +222,8 @@ pub(crate) fn age(words: &Words, state: State) {
     let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// An entry whose flag is cleared ends immediately if it has no handle, and otherwise with its last
-/// handle. Returns `None` if the entry had ended before.
+/// Without the flag *reusable*, an entry ends with its last handle, or immediately if it has none.
+/// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
     let flagged = change(words, state, |now| {
         let next = match (is_reusable, now.count()) {
@@ -235,8 +236,8 @@ pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Op
     flagged.ok()
 }
 
-/// Sets the flag *awaited*, so that the drop of the last handle wakes the caller. Returns `None` if
-/// the entry has ended or has no handle.
+/// Makes the drop of the last handle wake the caller. Returns `None` if the entry has ended or has
+/// no handle.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     let awaited = change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)
@@ -246,8 +247,8 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
 
 /// Sleeps until the last handle is dropped. May return early.
 ///
-/// The drop of the last handle clears the flag *awaited*. So a handle that is taken later does not
-/// prolong the sleep.
+/// A thread sleeps until the drop of the last handle clears the flag *awaited*. So a handle that is
+/// taken later does not prolong the sleep.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
     corewalk_base::park::wait(&words[STATE], mask, awaited.0 & mask);
@@ -258,8 +259,8 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the state word by the result of `next` in one atomic step. If `next` returns `None`,
-/// stores nothing, and returns the current state as the error.
+/// One atomic step replaces the state word by the result of `next`. If `next` returns `None`,
+/// nothing is stored, and the error is the current state.
 ///
 /// `seen` comes from an Acquire load, or from an earlier successful change by the caller.
 #[inline]
@@ -278,8 +279,8 @@ fn change(
     }
 }
 
-/// Success proves that the slot still has the entry that it had when `seen` was loaded. So a key
-/// and a value read since then belong to the entry.
+/// Success proves that the slot has had the same entry since `seen` was loaded. So a key and a
+/// value read since then belong to it.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
     // ORDERING(mbcache-state): AcqRel. Release: what a thread did with a handle happens before

@@ -199,23 +199,24 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
-/// A block is changed in place, and another block already has its new content. The search for that
-/// content must find the other block. Trap T38 in `traps.md`.
+/// If another block already has the new content of a block, a search must find that other block.
+/// Trap T38 in `traps.md`.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
-    // Only the third block has the new content, and the search must not find that block itself.
+    // No other block has the new content of the third one. A search for it must not find the third
+    // block itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control test: the changed block enters the cache before the search for an equal block. Then the
-/// search wrongly finds the changed block itself.
+/// Control test: a changed block enters the cache before the search for an equal one. So the search
+/// wrongly finds the changed block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);

@@ -22,8 +22,8 @@ const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// Each operation gets a key with two entries. Value 0 has its referenced bit set, and the test has
-/// a handle of value 1.
+/// Each operation gets a key with two entries. That of value 0 has its referenced bit set, and that
+/// of value 1 has a handle.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -74,8 +74,6 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     (system, held)
 }
 
-/// Keys whose entries are in different cache lines. All searches also read some lines of the
-/// `Mbcache` itself.
 fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
     let look = |key| watched.record(|| assert!(black_box(!system.cache.get(key, 9)))).read;
     let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
@@ -91,7 +89,7 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
 
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Two runs conflict if one writes a cache line that the other reads or writes. A table shows the
+/// Two runs conflict if one writes a cache line that the other reads or writes. The table shows the
 /// percentage of pairs of runs without a conflict.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
@@ -150,8 +148,8 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // Every operation but two writes the cache line of its key. The exceptions are a `get` of a
-        // used pair (guarantee G.6 of `lib.rs`) and a deletion that a handle prevents.
+        // All operations but two write the cache line of their key. The two are a `get` of a used
+        // pair (guarantee G.6 of `lib.rs`) and a deletion that a handle prevents.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");

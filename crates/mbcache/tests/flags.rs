@@ -14,8 +14,8 @@ fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Control test: two threads change different flags of one word by a load and a store. A change
-/// must get lost.
+/// Control test: two threads change different flags of one word by a load and a store of the word.
+/// So a change gets lost.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;

@@ -42,7 +42,8 @@ pub fn fchown(_file: &File, _uid: u32, _gid: u32) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
-/// Without support in the kernel, `int 0x80` kills the process. So a child process tries it.
+/// On a kernel without 32-bit system calls, `int 0x80` kills the process. So a child process tries
+/// it.
 #[cfg(target_arch = "x86_64")]
 fn is_possible() -> bool {
     const GETPID: i32 = 20;

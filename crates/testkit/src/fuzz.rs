@@ -165,7 +165,8 @@ fn times() -> u64 {
     text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// Exists while the code under test runs. Its drop during a panic writes the input to a file.
+/// A guard that exists while the code under test runs. If that code panics, the drop of the guard
+/// writes the input to a file.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -192,8 +193,8 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// Three comparisons in a row are beyond random changes. The fuzzer must get past them by going
-    /// on with inputs that gave new answers.
+    /// Random changes alone do not pass three comparisons in a row. The fuzzer must go on with
+    /// inputs that gave new answers.
     // Miri would take long, and the code is safe.
     #[cfg(not(miri))]
     #[test]

@@ -107,7 +107,7 @@ pub struct Limit {
 }
 
 impl Default for Limit {
-    /// Four million search states take a few seconds and a few hundred MiB.
+    /// A search of four million states takes a few seconds and a few hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -166,8 +166,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // A prefix that contains a wrong prefix is wrong too, so bisection finds the shortest wrong
-    // one.
+    // The shortest wrong prefix is found by bisection, since a longer prefix than a wrong one is
+    // wrong too.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -225,7 +225,7 @@ struct Search<'h, S: Spec> {
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The sequence of calls so far, each with the model's state before it.
+    /// The sequence of calls that the search has built, each with the model's state before it.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
     /// Calls within the checked prefix that are not in the sequence yet.
@@ -282,8 +282,8 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Refuses the call if the model gives another result, or if the search has already visited the
-    /// same set of calls with the same state of the model.
+    /// A call is refused if the model gives another result, or if the search has already visited
+    /// this set of calls with this state of the model.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -321,19 +321,19 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     Taken,
     Refused,
-    /// The next event is the return of a call that is not in the sequence. All other remaining
-    /// calls were invoked later, so an earlier choice was wrong.
+    /// The next event is the return of a call that is not in the sequence. The remaining calls were
+    /// invoked later, so an earlier choice was wrong.
     Blocked,
     Exhausted,
 }
 
-/// The events (invocations and returns) of the remaining calls, in a doubly linked ring, ordered by
+/// A doubly linked ring of the events (invocations and returns) of the remaining calls, ordered by
 /// time.
 ///
 /// # Invariants
 ///
 /// Node 0 is the head of the ring. Call `i` has the nodes `2 * i + 1` (invocation) and `2 * i + 2`
-/// (return). An unlinked node keeps its links, so nodes must be linked again in the reverse order.
+/// (return). Nodes must be linked again in the reverse order, because they keep their links.
 struct EventList {
     next: Vec<usize>,
     prev: Vec<usize>,
@@ -481,7 +481,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // During a write, two reads in a row are wrong if only the first returns the new value.
+        // During a write, the second of two reads must not return the old value if the first has
+        // returned the new one.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -539,8 +540,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // Each step of the search copies a set with one bit per call, so longer histories would
-        // take long.
+        // In each step, the search copies a set with one bit per call. So the calls are checked in
+        // parts.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }
@@ -638,8 +639,8 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // The random histories must include linearizable and wrong ones, or the tests that use them
-        // prove little.
+        // Tests with random histories prove something only if some of the histories are
+        // linearizable and others are not.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };

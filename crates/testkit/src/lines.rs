@@ -44,9 +44,9 @@ const PAGE: usize = 4_096;
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
-/// This bit of a page fault's error code is set for a store.
+/// The bit in the error code of a page fault that is set for a store.
 const FAULT_STORE: i64 = 1 << 1;
-/// While this bit of the flags register is set, the processor stops after each instruction.
+/// The bit in the flags register that stops the processor after each instruction.
 const TRAP_FLAG: i64 = 1 << 8;
 
 /// The cache lines that an operation has touched. The number of a line is its address divided by
@@ -76,11 +76,11 @@ pub struct Watched {
     ranges: Box<Ranges>,
 }
 
-/// The state that [`Watched::record`] shares with the signal handlers, which may use only atomics.
+/// Shared by [`Watched::record`] and the signal handlers, which may use only atomics.
 struct Recorder {
     /// The memory that is recorded, or null outside of a recording.
     ranges: AtomicPtr<Ranges>,
-    /// The lowest bit of an address is 1 for a store and 0 for a load.
+    /// Addresses of the accesses. The lowest bit is 1 for a store and 0 for a load.
     accesses: [AtomicUsize; ACCESSES_MAX],
     len: AtomicUsize,
     open: [AtomicUsize; OPEN_MAX],
@@ -199,8 +199,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // The faulting instruction runs again when the handler returns. After a load, the page is only
-    // readable, so that a store by the same instruction faults too.
+    // The instruction that faulted runs again when the handler returns. If it faulted by a load,
+    // the page becomes only readable, so that a store by it faults too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));
@@ -222,7 +222,7 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// If the list is full, only `len` increases, which shows that elements are missing.
+/// `len` also counts words for which the list has no space, so it shows that some are missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. See `record`.
     let at = len.fetch_add(1, Ordering::Relaxed);

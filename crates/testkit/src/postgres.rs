@@ -28,7 +28,7 @@ use crate::require::{Need, skip};
 
 /// The directory in which Debian installs the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// Runs the server if the test is root. On Debian this user has no rights.
+/// PostgreSQL refuses to run as root. On Debian, this user has no rights.
 const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Lines of `postgresql.conf`, which `ALTER SYSTEM` can override.
@@ -365,8 +365,8 @@ fn children_of(parent: u32) -> Vec<Pid> {
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // In `/proc/PID/stat`, the name in parentheses may contain spaces, so the fields after it
-        // are split.
+        // In `/proc/PID/stat`, the name in parentheses may contain spaces. After it come the state
+        // and the parent's pid.
         let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
         after.split_whitespace().nth(1) == Some(parent.to_string().as_str())
     })

@@ -149,8 +149,8 @@ impl Reexec {
         let stdout = drain(child.stdout.take().expect("stdout is piped"));
         let stderr = drain(child.stderr.take().expect("stderr is piped"));
         let has_ended = wait_until(&child, Instant::now() + self.timeout);
-        // A grandchild would keep the pipes open, so the process group is killed even if the child
-        // has ended. An error means that the group is empty.
+        // A grandchild would keep the pipes open, so the whole process group is killed. An error
+        // means that the group is empty.
         let _ = kill_process_group(pid, Signal::KILL);
         let status = child.wait().expect("a child can be waited for");
         let finished = Finished {

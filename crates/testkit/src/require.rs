@@ -11,7 +11,8 @@
 
 use std::{env, fmt::Display, fs::OpenOptions};
 
-/// Lists requirements of tests. A test without a listed requirement fails instead of being skipped.
+/// The environment variable with the requirements that must be met. A test without one of them
+/// fails instead of being skipped.
 const REQUIRE: &str = "COREWALK_REQUIRE";
 
 /// A requirement on the machine.

@@ -155,8 +155,7 @@ impl Rng {
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "the bound is zero");
-        // The high half of the 128-bit product is biased by at most bound / 2^64, which no test can
-        // notice.
+        // The high half of the product is biased by at most bound / 2^64, which no test can notice.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 

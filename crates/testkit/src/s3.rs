@@ -16,7 +16,7 @@ use crate::require::{Need, skip};
 
 /// The server accepts connections after 1.5 s on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The access log has one line per request. No bucket can have its name.
+/// The name of the access log, which no bucket can have. The log has one line per request.
 const LOG: &str = "LOG";
 const USER: &str = "corewalk";
 const SECRET: &str = "corewalk-secret";

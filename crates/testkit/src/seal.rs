@@ -133,8 +133,8 @@ impl Seal {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns None outside of a [`Phase`], if the region is full, or if the alignment is too
-    /// large.
+    /// Blocks of the region are handed out only during a [`Phase`]. Returns None if the region is
+    /// full, or if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
         // ORDERING(building): Acquire, for the Release store in `begin`, so that the address in
         // `region` is visible. The region is only aligned to a page. So a block with a larger
@@ -283,7 +283,7 @@ pub fn prove<S>(
         return;
     };
     let phase = seal.begin();
-    // The box is on the heap, which becomes read-only; the stack stays writable.
+    // The box puts the system on the heap, which becomes read-only, unlike the stack.
     let system = Box::new(build());
     // The buffer of `println!` may become read-only.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
@@ -315,8 +315,8 @@ impl Ranges {
 
     /// Returns the private writable ranges of the process that `reach` includes.
     ///
-    /// Must not allocate: malloc might map memory, which would look like memory of the system under
-    /// test.
+    /// Must not allocate: malloc might map memory, which would then be taken for memory of the
+    /// system under test.
     fn read(reach: Reach) -> Self {
         let mut text = [0_u8; MAPS_BYTES_MAX];
         let mut maps = File::open("/proc/self/maps").expect("/proc is mounted");
@@ -337,7 +337,8 @@ impl Ranges {
         let mut is_after_program = false;
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let Some(mapping) = Mapping::parse(line) else { continue };
-            // On all supported machines, the first mapping with a path is the program.
+            // The first mapping with a path in `/proc/self/maps` is the program, on all supported
+            // machines.
             if program.is_none() && mapping.name.starts_with(b"/") {
                 program = Some(mapping.name);
             }
@@ -374,7 +375,7 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// The kernel merges adjacent mappings, so a range of `self` may be only partly in `other`.
+    /// A range of `self` may be only partly in `other`, since the kernel merges adjacent mappings.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {

@@ -97,7 +97,8 @@ pub fn count() -> io::Result<Counts> {
     }
 }
 
-/// Returns None if the stopped thread is returning from a system call.
+/// Returns the number of the system call that the stopped thread is entering. Returns None if it is
+/// returning from one.
 fn entered(thread: i32) -> Option<u64> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };

@@ -35,7 +35,7 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // Taking a read lock is a store. The control takes the lock in sealed memory, and must die.
+    // A read lock in sealed memory must be caught, because taking it is a store.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -63,8 +63,8 @@ fn store_to_a_static_is_caught() {
 
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
-    // The alignment of `Page` is too large for the allocator's own region. A store to its mapping
-    // must be caught all the same.
+    // `Page` needs a larger alignment than the region of the allocator has. A store to its own
+    // mapping must be caught all the same.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

@@ -10,7 +10,8 @@ use super::{
 use crate::Outcome;
 use std::process::Command;
 
-/// The error is the outcome of the suite: skipped without PostgreSQL, or failed.
+/// The error is the outcome with which the suite ends: skipped if there is no PostgreSQL, or
+/// failed.
 pub(super) fn make(site: &Site) -> Result<String, Outcome> {
     const SCRIPT: &str = r#"
 umask 022

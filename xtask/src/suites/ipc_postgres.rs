@@ -31,7 +31,8 @@ pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     let Some(postgres) = postgres_folder() else {
         return Outcome::Skipped("no complete postgres is installed".to_owned());
     };
-    // The user of the server may have no access to the target directory.
+    // The user that runs the server may have no access to the target directory, so the program is
+    // copied.
     let work = site.work();
     let files = [Some(site.program.clone()), library(&site.program)];
     for file in files {

@@ -53,10 +53,9 @@ pub(super) enum Source {
     Host,
     /// `corewalk fsck` checks the store at the end.
     Store,
-    /// The suite runs a PostgreSQL server, and checks the file system with `corewalk fsck` at the
-    /// end.
+    /// A PostgreSQL server of the suite has the metadata. At the end, `corewalk fsck` checks the
+    /// file system.
     Cluster,
-    /// The example `mirror`, a back end that finds files by their paths.
     Mirror,
     AsyncMemory,
 }
@@ -71,7 +70,7 @@ impl Source {
     }
 }
 
-/// Both names have the same length, so that paths below them have too.
+/// Paths below the two mount points have the same length, because their names have.
 const FIRST: &str = "mnt";
 const SECOND: &str = "two";
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -120,8 +119,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // A mount point on which a file system is still mounted cannot be removed. Then the
-        // directory stays, and no file of that file system is removed.
+        // The mount points are removed first. If a file system is still mounted on one, the removal
+        // fails, and the directory stays. So no file of that file system is removed.
         let points = [FIRST, SECOND].map(|name| self.folder.join(name));
         points.iter().for_each(|point| drop(fs::remove_dir(point)));
         if !points.iter().any(|point| point.exists()) {
@@ -142,7 +141,6 @@ pub(super) struct Mount {
     has_hung: bool,
     /// True if the server is corewalk, which prints counters.
     has_counters: bool,
-    /// The source that `corewalk fsck` must check when the mount has ended.
     store: Option<PathBuf>,
 }
 
@@ -250,7 +248,8 @@ impl Mount {
 
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // This process must not access the mount, so the script itself changes to its root.
+        // This process must not access the mount, because a hung server would block it. So the
+        // shell changes to the mount's root.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
@@ -313,7 +312,7 @@ impl Mount {
         mount_line(&self.path).is_some()
     }
 
-    /// The server must exit with status 0, the mount must be gone, and a store must have no errors.
+    /// The server must exit with status 0 and leave no mount, and a store must have no errors.
     pub(super) fn finish(mut self) -> Outcome {
         if self.has_hung {
             return Outcome::Failed("the server hung".to_owned());
@@ -368,7 +367,7 @@ fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     Err(ended.outcome(what))
 }
 
-/// The number of the FUSE connection is the minor device number of the mount.
+/// The minor device number of the mount is the number of its FUSE connection.
 fn connection_of(path: &Path) -> Option<String> {
     let line = mount_line(path)?;
     let is_fuse = line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("fuse"));

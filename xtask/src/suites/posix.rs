@@ -16,7 +16,7 @@ pub(super) const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
 /// `corewalk-conformance` may have to install the suite.
 const KIT_LIMIT: Duration = minutes(14);
 
-/// On tmpfs, 382 of 398 tests pass, and the others are skipped.
+/// The lowest number of passed tests. On tmpfs, 382 of 398 pass, and the others are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
 /// These stressors need devices, other mounts or other kernels.

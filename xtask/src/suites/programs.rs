@@ -35,7 +35,8 @@ const SYSV_IPC: &str = "sysv_ipc==1.2.0";
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// The path of a copy of the repository of `IPC::SysV`, which is cloned otherwise.
+/// The environment variable with the path of a copy of the repository of `IPC::SysV`. Without it,
+/// the repository is cloned.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
@@ -81,11 +82,10 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// The preload library checks a page of the caller with one futex(2) call before it first writes to
-/// it. A long run may use this many more pages than a short one.
+/// Before it first writes to a page of the caller, the preload library checks the page with one
+/// futex(2) call. A long run may use this many more pages than a short one.
 const PAGES_MAX: usize = 8;
 
-/// The option of strace(1) that selects the System V IPC calls, and futex(2).
 const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
                       shmget,shmat,shmdt,shmctl,futex";
 
@@ -108,8 +108,8 @@ pub(super) fn programs(site: &Site) -> Outcome {
     tally.finish_as_one()
 }
 
-/// The kernel's IPC namespace of the commands is closed: its limits are 0, so the kernel creates no
-/// IPC objects.
+/// Runs commands in an IPC namespace of the kernel whose limits are 0. There the kernel creates no
+/// IPC objects, so an IPC call that reaches it fails.
 struct Closed<'s> {
     site: &'s Site,
     has_shm: bool,
@@ -152,7 +152,6 @@ fn open() -> Command {
     command
 }
 
-/// A program that creates IPC objects must fail without corewalk, and succeed with it.
 fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
     let log = closed.site.folder.join("closed.log");
@@ -172,8 +171,8 @@ fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
 
 /// The program makes 100,000 semop(2) calls and some others.
 ///
-/// No call of [`CALLS`] may reach the kernel, and futex(2) calls must not grow with the rounds. As
-/// a control, strace(1) must show the calls of a run without corewalk.
+/// With corewalk, no call of [`CALLS`] may reach the kernel, and more rounds may not need more
+/// futex(2) calls. As a control, strace(1) must show the calls of a run without corewalk.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
@@ -361,8 +360,8 @@ rm -rf source/build source/src/*.so
 venv/bin/python -c 'import sysv_ipc'
 touch complete
 "#;
-    // The program fails if the headers of Python, or ensurepip for virtual environments, are
-    // missing.
+    // Without the headers of Python, or without ensurepip for virtual environments, this program
+    // fails.
     const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
         os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
     let folder = site.tools.join("sysv_ipc");
@@ -371,7 +370,8 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // If a package is still missing, the shell script below fails with a message.
+        // If the packages are missing and cannot be installed, the shell script below fails with a
+        // message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -393,8 +393,8 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
     let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
-    // Exit status 7 of stress-ng only says that a stressor was ended while it counted an operation,
-    // which is likely. So the line "successful run completed" is required too.
+    // stress-ng ends with status 7 if a stressor was ended while it counted an operation, which is
+    // likely. So the line "successful run completed" decides.
     command.args(["sh", "-c", "stress-ng \"$@\" || test $? = 7", "sh"]);
     command.args(["--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
     command.args(["-t", &seconds]).current_dir(closed.site.work());

@@ -19,19 +19,19 @@ use std::{env, fs, path::PathBuf, process::Command, time::Duration};
 
 const LIBRARY: &str = include_str!("two_mounts/alternate.c");
 
-/// A kernel knows neither the programs that run on another mount (`ETXTBSY`), nor the mount points
-/// there (`EBUSY`).
+/// Two tests that must fail: a kernel knows neither the programs that run on another mount
+/// (`ETXTBSY`), nor the mount points there (`EBUSY`).
 const LOCAL: [&str; 2] = ["etxtbsy", "rmdir::ebusy"];
 
-/// How many times pjdfstest runs. The first run changes the mount with each call, and further runs
-/// choose one at random.
+/// The number of runs of pjdfstest. In the first, each call goes to the next mount, and in further
+/// runs to a random one.
 const ALTERNATIONS: &str = "COREWALK_ALTERNATIONS";
 
 /// A run of pjdfstest makes about 3,400 calls on each mount.
 const CALLS_MIN: u64 = 2_000;
 
-/// Each operation takes and drops locks, which costs SQL statements. `COREWALK_FSX_OPERATIONS` sets
-/// another number.
+/// How many operations fsx makes, unless `COREWALK_FSX_OPERATIONS` is set. Each takes and drops
+/// locks, which costs SQL statements.
 const OPERATIONS: &str = "500";
 
 struct Pair {
@@ -65,7 +65,8 @@ impl Library {
         fs::write(&source, LIBRARY)
             .map_err(|error| Outcome::Failed(format!("{}: {error}", source.display())))?;
         let mut cc = Command::new("cc");
-        // The headers declare that paths are not null, but tests of `EFAULT` pass null paths.
+        // The headers of the C library declare that paths are not null. But tests of `EFAULT` pass
+        // null paths, so the compiler must not rely on that.
         cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-fno-delete-null-pointer-checks"]);
         site.run("cc", cc.arg("-o").arg(&path).arg(&source))?;
         Ok(Self { path, log: site.work().join("calls") })
@@ -91,7 +92,8 @@ impl Library {
     }
 }
 
-/// Each process that has loaded the library has written a line with its calls into the log.
+/// At its end, each process with the library writes a line with the numbers of its calls into the
+/// log.
 fn calls(log: &str) -> [u64; 2] {
     let mut sums = [0; 2];
     for line in log.lines() {
@@ -156,8 +158,8 @@ fn check_fsx(site: &Site) -> Result<Outcome, Outcome> {
     Ok(pair.finish())
 }
 
-/// Builds a crate on the first mount and runs it on the second, and then the other way around after
-/// a change.
+/// Builds a crate on the first mount, and runs it on the second. Then changes it on the second
+/// mount, and builds it again.
 const CARGO: &str = r#"
 export CARGO_TARGET_DIR="$MNT/crate/target"
 cargo init -q --offline --vcs none --name small crate

@@ -19,7 +19,7 @@ OTHER=$MNT ROUNDS=10 ORIGIN=$ROOT PARTS="crates xtask"
 TREE=/usr/share COPIED="/usr/share/doc/bash /usr/share/perl*"
 "#;
 
-/// On a slow mount, the scripts work on parts of the repository only.
+/// Variables for a slow mount: the scripts then work on parts of the repository only.
 pub(super) const SMALL: &str = r#"
 ROUNDS=2 ORIGIN= PARTS=xtask
 TREE=$ROOT/crates/cluster COPIED=$ROOT/xtask
@@ -174,7 +174,6 @@ test "$(stat -c %U tree/file)" = nobody
     in_mount(site, |mount| mount.shell("fakeroot", SCRIPT).map(drop))
 }
 
-/// Copies a tree with all kinds of attributes to the mount and back, and compares it.
 pub(super) const RSYNC: &str = r#"
 cd "$WORK"
 mkdir -p from/deep/er

@@ -86,8 +86,8 @@ fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// `cargo test --workspace` has built the program in the same way, so cargo need not build it
-/// again.
+/// `cargo test --workspace` has already built the program with the same settings, so cargo need not
+/// build it again.
 fn built(site: &Site) -> Result<PathBuf, Outcome> {
     let target = checks::target_folder(&site.root);
     let mut command = Command::new("cargo");
@@ -97,7 +97,7 @@ fn built(site: &Site) -> Result<PathBuf, Outcome> {
     Ok(target.join("debug/examples/xattr_calls"))
 }
 
-/// Dropping the value unmounts the ext4, which is in a loop device.
+/// An ext4 file system in a loop device. Dropping the value unmounts it.
 struct Ext4 {
     path: PathBuf,
 }

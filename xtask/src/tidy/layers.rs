@@ -29,7 +29,8 @@ const LAYERS: [(&str, u32); 14] = [
     ("xtask", 0),
 ];
 
-/// Lowest layer first. All other modules of `corewalk-ipc` are in the highest layer.
+/// The modules of `corewalk-ipc` in lower layers, lowest first. All others are in the highest
+/// layer.
 const IPC_MODULES: [&str; 3] = [
     "backing contention field flags handle ids ids/recover layout limits list lock perm pool \
      pool/join process shared spin status task_line",
@@ -63,8 +64,8 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     for (at, line) in manifest.text.lines().map(str::trim).enumerate() {
         let header = line.strip_prefix('[').map(|header| header.trim_end_matches(']'));
         section = header.unwrap_or(section);
-        // A manifest names a dependency in a header `[dependencies.NAME]`, or at the start of a
-        // line.
+        // In a manifest, a dependency is named in a header `[dependencies.NAME]`, or at the start
+        // of a line.
         let (table, name) = match header.map(|header| header.rsplit_once('.')) {
             Some(Some((table, name))) => (table, name),
             Some(None) => continue,
@@ -85,8 +86,8 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
 fn refuse(own: &str, name: &str, kind: &str) -> Option<String> {
     let layer_of = |wanted: &str| LAYERS.iter().find(|(known, _)| *known == wanted);
     if name == TESTKIT {
-        // The test kit and the lab are not published. The lab measures with servers of the test
-        // kit.
+        // Published crates must not need the test kit, which is not published. The lab is not
+        // published either, and measures with servers of the test kit.
         let is_allowed = kind == "dev-dependencies" || own == LAB;
         return (!is_allowed).then(|| format!("{TESTKIT} is for tests and the lab only"));
     }

@@ -95,7 +95,7 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// A code example that has no closing fence ends with its block of comment lines.
+    /// A code example without a closing fence ends with its block of comment lines.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;

@@ -49,7 +49,8 @@ impl OpenFile<'_> {
     }
 
     pub(crate) fn read(&self, at: u64, len: usize) -> Checked<Vec<u8>> {
-        // A byte that the back end counts as read but does not write keeps a value other than zero.
+        // If the back end counts a byte as read but does not write it, the byte keeps this value,
+        // which is not zero.
         let mut buf = vec![0xee; len];
         let call = || format!("read of {len} bytes at {at}");
         let count = self.bench.vfs.read(&self.inode, self.handle, at, &mut buf).must(&call())?;
@@ -67,8 +68,8 @@ impl OpenFile<'_> {
                 return Ok(content);
             }
             content.extend_from_slice(&page);
-            // A check may extend the file meanwhile, to at most twice its size. More bytes mean
-            // that the back end reports no end of the file.
+            // Meanwhile, a check extends the file to at most twice its size. If the reads return
+            // more, the back end reports no end of the file.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")

@@ -14,7 +14,7 @@ const PAGE: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: Vec<u8>,
-    /// 0 if neither the back end nor the cache knows the number.
+    /// The inode number, or 0 if neither the back end nor the cache knows it.
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
     pub(crate) cookie: u64,
@@ -37,8 +37,8 @@ impl Bench {
         self.list_from(dir, 0, PAGE, &mut |_| Ok(()))
     }
 
-    /// Lists the entries behind `cookie`, and calls `between` with all entries so far after each
-    /// page. Cookies must be unique and not 0.
+    /// Calls `between` with all entries so far after each page. The cookies must be unique and not
+    /// 0.
     pub(crate) fn list_from(
         &self,
         dir: &InodeRef<'_>,
@@ -68,8 +68,7 @@ impl Bench {
         }
     }
 
-    /// After `page` entries the callback refuses further ones, like a server whose reply buffer is
-    /// full.
+    /// Like a server with a full reply buffer, the callback refuses entries after `page` of them.
     fn page(&self, dir: &InodeRef<'_>, cookie: u64, page: usize) -> Checked<Vec<Entry>> {
         let (mut found, mut calls) = (Vec::new(), 0_usize);
         let listed = self.vfs.readdir(dir, cookie, &mut |entry| {

@@ -51,7 +51,7 @@ impl Bench {
             _ => Vec::new(),
         };
         let (ino, mode, nlink) = (attr.ino, attr.mode, attr.nlink);
-        // A back end without inode numbers gets other numbers from the cache after each eviction.
+        // If the back end has no inode numbers, the cache makes up new ones after each eviction.
         let ino = if self.has_numbers()? { ino } else { 0 };
         Ok(State { ino, mode, nlink, owner: (attr.uid, attr.gid), bytes })
     }

@@ -7,8 +7,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::Bench;
 
-/// Long ago, so that each change has a later time. Some back ends do not store fractions of a
-/// second.
+/// Long ago, so that each later change has a newer time. Whole seconds, because some back ends
+/// store no fractions.
 const PAST: Timespec = Timespec { secs: 1_000_000_000, nanos: 0 };
 
 fn change(bench: &Bench, inode: &InodeRef<'_>, set: &SetAttr, what: &str) -> Checked<Attr> {

@@ -85,7 +85,8 @@ pub(super) fn unlinked(bench: &Bench) -> Checked {
     stays_usable(bench, &closed, &open, &content)
 }
 
-/// Afterwards the unlinked file has 100 bytes: the first 50 bytes of `content`, and zeros.
+/// An unlinked file must stay usable. In the end it has the first 50 bytes of `content`, and 50
+/// zeros.
 fn stays_usable(
     bench: &Bench,
     file: &InodeRef<'_>,

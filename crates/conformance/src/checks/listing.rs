@@ -90,7 +90,7 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let mut turn = 0;
     let mut goes: Vec<String> = (0..STAY).map(|number| format!("go{number}")).collect();
     let mut change = |listed: &[Entry]| -> Checked {
-        // New files may be listed too. If each page were followed by a new file, the listing would
+        // The listing may include the new files. So there is an end to them, or the listing would
         // never end.
         if goes.is_empty() {
             return Ok(());
@@ -129,7 +129,7 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     Ok(())
 }
 
-/// A listing from an old cookie must have the same unchanged entries in the same order.
+/// If old cookies still work, a listing from each has the same unchanged entries in the same order.
 fn order_is_kept(bench: &Bench, dir: &InodeRef<'_>, before: &[Entry]) -> Checked {
     let staying = |entries: &[Entry]| -> Vec<String> {
         names(entries).into_iter().filter(|name| name.starts_with("stay")).collect()

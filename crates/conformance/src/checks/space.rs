@@ -6,10 +6,11 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::{Bench, OpenFile};
 
-/// Disk space beyond twice the size of a file, for preallocation and for the unused end of a large
-/// block.
+/// A file may use so many bytes of disk space beyond twice its size, for preallocation and for the
+/// rest of a large block.
 const BESIDE_BYTES: u64 = 16 << 20;
-/// The unit of the ranges in bytes, a multiple of each usual block size.
+/// Ranges for fallocate(2) are multiples of this number of bytes, which is a multiple of each usual
+/// block size.
 const UNIT: u64 = 64 << 10;
 
 pub(super) fn blocks(bench: &Bench) -> Checked {
@@ -58,7 +59,7 @@ impl Modelled<'_> {
     }
 }
 
-/// Modes that move the bytes behind a range. A file system may refuse them with `EINVAL` if the
+/// These modes move the bytes behind a range. A file system may refuse them with `EINVAL` if the
 /// range does not fit its blocks.
 const SHIFTS: Fallocate = Fallocate::COLLAPSE_RANGE.union(Fallocate::INSERT_RANGE);
 
@@ -125,7 +126,7 @@ pub(super) fn seek(bench: &Bench) -> Checked {
         })?;
         let hole = find(at, Seek::Hole).must(&call(Seek::Hole))?;
         ensure((at..=size).contains(&hole), || format!("{}: {hole}", call(Seek::Hole)))?;
-        // The written pattern contains no byte 0, so a byte 0 belongs to a hole.
+        // The file's pattern contains no byte 0, so a byte 0 belongs to a hole.
         ensure(hole == size || content[hole as usize] == 0, || {
             format!("{}: {hole}, where there is data", call(Seek::Hole))
         })?;

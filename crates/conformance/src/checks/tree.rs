@@ -10,8 +10,8 @@ const DIRS_MAX: usize = 200;
 const FILES_MAX: usize = 2_000;
 const FILE_BYTES: usize = 1_300_000;
 
-/// The bytes depend on `number` and on the offset, so that a check notices bytes of another place
-/// or file. None is 0.
+/// Returns bytes that depend on `number` and on the offset, so that bytes of another file or place
+/// are noticed. None is 0.
 pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = (at as u64 / 7 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -136,7 +136,7 @@ pub(super) fn read_ranges(bench: &Bench) -> Checked {
     if visited == 0 { Stop::skipped("there is no regular file") } else { Ok(()) }
 }
 
-/// Each read must return its full range, and the same bytes as a read of the whole file.
+/// A read of a range must return the full range, and the same bytes as a read of the whole file.
 fn reads_agree(bench: &Bench, file: &InodeRef<'_>) -> Checked {
     let size = usize::try_from(bench.attr(file)?.size).unwrap_or(usize::MAX);
     let open = match bench.open(file) {
@@ -156,7 +156,7 @@ fn reads_agree(bench: &Bench, file: &InodeRef<'_>) -> Checked {
         whole.extend_from_slice(&page);
     }
     for step in [1_usize, 7, 511, 4096, 65_536, 131_072, 1 << 20] {
-        // At most about 64 ranges of each length are read, because more would take long.
+        // At most about 64 ranges of each length are read, to save time.
         let stride = step.max(len / 64);
         for at in (0..len).step_by(stride.max(1)) {
             let want = step.min(len - at);

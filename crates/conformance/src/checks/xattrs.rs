@@ -55,7 +55,7 @@ pub(super) fn all(bench: &Bench) -> Checked {
     of(&first)?;
     let dir = Subject { bench, inode: bench.dir(&root, "dir")? };
     of(&dir)?;
-    // Attributes belong to the inode, so they stay after the cache has forgotten it.
+    // The cache forgets the inode here. Its attributes must stay.
     first.set("user.kept", b"kept", XattrMode::Set).must("setxattr")?;
     drop((first, dir));
     bench.cool();

@@ -79,13 +79,13 @@ fn run_one(task: &Task, name: &str, config: &str) -> Checked {
     let ended = run(&mut command, &log, task.limit)?;
     let is_complete = ended.output.contains("All operations completed");
     ensure(ended.status.success() && is_complete, || {
-        // The first lines name the error. A list of all operations follows.
+        // fsx prints some lines that name the error, and then a list of all operations.
         let first: Vec<&str> = ended.output.lines().take(6).collect();
         format!("{name}: {}\n    {}", ended.status, first.join("\n    "))
     })
 }
 
-/// fsx would take a refusal to punch a hole for a failure.
+/// fsx takes it for a failure if the file system cannot punch a hole.
 fn has_holes(task: &Task) -> Checked<bool> {
     let path = task.folder.join("hole");
     let made =

@@ -53,7 +53,8 @@ struct Tests {
     skipped: BTreeMap<String, Vec<String>>,
 }
 
-/// Words in `only` select tests by their names. Tests with a word of `except` may fail.
+/// Runs the tests whose names contain a word of `only`, or all. Tests with a word of `except` may
+/// fail.
 pub(super) fn check(task: &Task) -> Checked<String> {
     let program = &task.program;
     let users = users()?;
@@ -81,8 +82,8 @@ pub(super) fn check(task: &Task) -> Checked<String> {
     let tests = tests_of(task, &mut command, "pjdfstest.log")?;
     let mut failed = tests.failed.clone();
     if !failed.is_empty() && failed.iter().all(|(name, _)| name.ends_with("::etxtbsy")) {
-        // On any file system, a test of `ETXTBSY` may fail: a child forked by another test still
-        // has the program open until execve(2). So these tests run once more, alone.
+        // A test of `ETXTBSY` may fail on any file system: until execve(2), a child forked by
+        // another test has the program open. So these tests run once more, alone.
         let mut again = Command::new(program);
         again.args(command.get_args().take(4)).arg("etxtbsy");
         failed = tests_of(task, &mut again, "pjdfstest-again.log")?.failed;

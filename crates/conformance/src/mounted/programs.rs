@@ -46,8 +46,7 @@ impl Ended {
 }
 
 impl Program {
-    /// Installs the program with cargo if necessary. If the installation fails, the check ends as
-    /// skipped.
+    /// Installs the program with cargo if it is missing. If that fails, the check ends as skipped.
     pub(super) fn installed(&self, folder: &Path) -> Checked<PathBuf> {
         let Program { name, version } = self;
         let root = folder.join(format!("{name}-{version}"));
@@ -59,8 +58,8 @@ impl Program {
         let mut command = Command::new("cargo");
         command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&root);
         let words = format!("{command:?}").replace('"', "");
-        // Little optimization shortens the compilation, and the programs mostly wait for the file
-        // system. A temporary target directory keeps the folder small.
+        // The programs mostly wait for the file system, so little optimization is enough and
+        // compiles faster. A temporary target directory keeps the folder small.
         command.args(["--profile", "dev"]).env_remove("CARGO_TARGET_DIR");
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "0");
         let (log, mut why) = (root.join("install.log"), String::new());

@@ -21,11 +21,12 @@ use crate::answer::{Answer, Checked, ensure, ensure_eq};
 use crate::plan::Settings;
 use crate::storm::{self, DIRS, FileStat, Tree, TreeFile, WORK_DIR};
 
-/// Drops the entry at a path from the caches of a server. The path is relative to the directory of
-/// the suite.
+/// Drops the entry at a path from the caches of the tested server. The path is relative to the
+/// directory of the suite.
 pub(super) type Invalidate = Arc<dyn Fn(&Path) + Send + Sync>;
 
-/// Above the size of any file of a storm. A longer read means that reads report no end of the file.
+/// No file of a storm is that large. So if a read returns more bytes, reads report no end of the
+/// file.
 const READ_BYTES_MAX: usize = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -95,8 +96,7 @@ impl Tree for MountedTree {
     where
         Self: 't;
 
-    // A server such as libfuse or NFS renames a removed file that is open, so the file still has a
-    // link.
+    // libfuse and NFS rename a removed file that is open. So it may still have a link.
     const HAS_NO_LINKS_WHEN_REMOVED: bool = false;
 
     fn move_dir(&self, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno> {
@@ -128,8 +128,8 @@ impl Tree for MountedTree {
         let mut names = Vec::new();
         for entry in Dir::read_from(self.dir.as_fd()).must("open of the directory")? {
             let name = entry.must("readdir")?.file_name().to_string_lossy().into_owned();
-            // Such a name may belong to an open file that the server has renamed instead of
-            // removing.
+            // A name that starts with a dot may belong to a removed file that the server has only
+            // renamed.
             if !name.starts_with('.') {
                 names.push(name);
             }
@@ -137,7 +137,7 @@ impl Tree for MountedTree {
         Ok(names)
     }
 
-    // Only the server can drop what the kernel has cached; `invalidate_until` asks it to.
+    // Only the server can drop what the kernel has cached. `invalidate_until` asks it to.
     fn cool(&self) {}
 
     fn check_dirs(&self) -> Checked {

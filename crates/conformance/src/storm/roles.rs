@@ -16,7 +16,7 @@ pub(super) type Kept = BTreeMap<String, Vec<u8>>;
 const VERSION_BYTES: u64 = 9_000;
 const WRITER_BYTES: usize = 100_000;
 const MADE_PER_KEPT: u64 = 8;
-/// A long storm must not fill the directory, so each maker keeps at most this number of files.
+/// Each maker keeps at most this number of files, so that a long storm does not fill the directory.
 const KEPT_MAX: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,8 @@ pub(super) struct Worker<'s, 't, T: Tree> {
     held: Option<T::File<'t>>,
 }
 
-/// The content is the version number, and bytes that depend on the version and on the publisher.
+/// The content is the version number and some bytes. They depend on the version and on the
+/// publisher, so that a reader notices wrong ones.
 fn version_content(publisher: usize, version: u64) -> Vec<u8> {
     let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
     let body = pattern(version << 8 | publisher as u64, len as usize);
@@ -158,8 +159,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("the open file {name:?}"), &file.read_all()?, &content)
     }
 
-    /// A new file gets the name under which it stays by a rename or a link. Then an old file is
-    /// removed, so that at most [`KEPT_MAX`] files stay.
+    /// The new file is renamed or linked to the name under which it stays. At most [`KEPT_MAX`]
+    /// files stay, so an old one is removed.
     fn keep(&mut self, turn: u64, name: &str, content: &[u8], file: &T::File<'t>) -> Checked {
         let kept_name = |turn: u64| format!("kept{}-{turn}", self.number);
         let (other, old) = (kept_name(turn), turn.checked_sub(KEPT_MAX * MADE_PER_KEPT));
@@ -230,8 +231,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         self.read_version(publisher)
     }
 
-    /// The content must be complete, and not older than the last version that was published before
-    /// the lookup.
+    /// The content must be complete. Its version must be at least the last one that was published
+    /// before the lookup.
     fn read_version(&self, publisher: usize) -> Checked {
         // ORDERING: Relaxed. An older number than the one that `publish` stored last only makes the
         // check weaker.

@@ -27,7 +27,6 @@ impl Tmpfs<'_> {
     }
 }
 
-/// How often the kernel of a mount has dropped its cached names because of a change.
 fn expiries(mount: &Mounted) -> u64 {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(mount.path(), XATTR_STAT, &mut text[..]).expect("a mount");
@@ -57,15 +56,15 @@ fn file_system_below_stays_mounted_and_no_name_is_old() {
 
     let place = reader.path().join("d");
     let device = |path: &Path| fs::metadata(path).expect("the directory exists").dev();
-    // After the tmpfs is mounted, the kernel cannot drop its names, because that would also detach
-    // the tmpfs.
+    // The kernel caches this name before the tmpfs is mounted. Afterwards the kernel cannot drop its
+    // names, because that would also detach the tmpfs.
     let second = reader.path().join("e/second");
     (0..2).for_each(|_| assert!(!second.exists()));
     let tmpfs = Tmpfs::mount(&place);
     fs::write(writer.path().join("e/second"), "").expect("the file is made");
     assert!(second.exists());
-    // The server now lets the kernel cache no names. So a change needs no drop of the kernel's
-    // names, and does not wait.
+    // The server lets the kernel cache no names now. So a change needs no drop of names, and does
+    // not wait.
     let (took, dropped) = change_after_look(&reader, &writer, "third");
     assert!(took < LEASE / 2 && dropped == 0, "{took:?} {dropped}");
     assert_ne!(device(&place), device(reader.path()), "the tmpfs is still mounted");

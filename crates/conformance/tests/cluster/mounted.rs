@@ -21,8 +21,8 @@ use crate::model::{NAMES, Op, Ret};
 
 pub(crate) const KEPT: u32 = 4;
 const PATHS: [&str; NAMES] = ["d/a", "e/a", "d/b", "e/b"];
-/// How often a call is repeated after [`Errno::STALE`]. That error says that a file has gone, or
-/// that the kernel has refused a link by mistake.
+/// How often a call is repeated after [`Errno::STALE`], with which the kernel may refuse a link by
+/// mistake.
 const TRIES: usize = 1000;
 
 pub(crate) struct Mounted {
@@ -159,7 +159,7 @@ fn kept(owner: u32) -> String {
     format!("{dir}/kept{owner}")
 }
 
-/// The device number of a node tells its owner, and never changes.
+/// The device number of a node never changes, so it can tell the owner.
 fn make_node(path: &Path, owner: u32) -> Result<(), Errno> {
     let device = rustix::fs::makedev(1, owner);
     rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, device)
@@ -182,7 +182,7 @@ impl Place {
         format!("/proc/self/fd/{}", self.file(owner).as_raw_fd())
     }
 
-    /// Returns None if the mount has no server any more. Then the call may have been made or not.
+    /// Returns None if the server of the mount is gone. Then the call may have been made or not.
     pub(crate) fn call(&self, op: Op) -> Option<Ret> {
         let mut last = Errno::STALE;
         for _ in 0..TRIES {
@@ -219,9 +219,8 @@ impl Place {
                 let flags = AtFlags::SYMLINK_FOLLOW;
                 let linked = rustix::fs::linkat(CWD, self.link_of(owner), CWD, at(number), flags);
                 if linked == Err(Errno::NOENT) {
-                    // The kernel counts the links that its own mount removes, but not those that
-                    // other mounts add. If its count is zero, it refuses link(2), until fstat(2)
-                    // corrects the count.
+                    // A kernel does not count links that other mounts add. If its count is zero, it
+                    // refuses link(2), until fstat(2) corrects the count.
                     self.file(owner).metadata().map_err(corewalk::errno_of)?;
                     return Err(Errno::STALE);
                 }

@@ -30,7 +30,7 @@ pub(crate) fn mount<const N: usize>(site: &Site, flaws: [&str; N]) -> [Mounted; 
     flaws.map(|flaw| Mounted::new(&site.url, LEASE, flaw))
 }
 
-/// A mount learns by its next renewal that it is not the only one.
+/// A mount learns from its next renewal that there is another mount.
 pub(crate) fn wait_for_company() {
     thread::sleep(LEASE);
 }

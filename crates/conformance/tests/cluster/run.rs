@@ -28,8 +28,8 @@ impl Run {
         Run { rounds, pace, changes: [3, 15, 60], reader: None, rng: Rng::new(seed) }
     }
 
-    /// Calls `disturb` during each round, and `repair` after it. The error is a report of the first
-    /// history that is not linearizable.
+    /// Calls `disturb` during each round, and `repair` after it. Returns the number of calls, or a
+    /// report of the first history that is not linearizable.
     pub(crate) fn race(
         &self,
         mounts: &mut [Mounted],
@@ -80,8 +80,8 @@ impl Run {
                         let op = choose(&mut rng, changes, owners);
                         let invoked = clock.tick();
                         let Some(ret) = place.call(op) else {
-                            // A call without an answer may have taken effect. So it is recorded as
-                            // pending, and ends the thread.
+                            // Without an answer, the call may or may not have taken effect. So it
+                            // is recorded as pending, and the thread ends.
                             calls.push(Call::pending(number, invoked, op));
                             break;
                         };
@@ -111,7 +111,8 @@ fn choose(rng: &mut Rng, changes: u64, owners: &AtomicU64) -> Op {
         1 => Op::Link(owner, at),
         2 | 3 => Op::Unlink(at),
         // The kernel looks up both names of a rename one after the other, and does nothing if they
-        // lead to one inode. So a rename to an existing name is not atomic, and is left out.
+        // lead to one inode. So a rename to an existing name is not atomic, and no thread makes
+        // one.
         4 | 5 => Op::Move(at, other),
         _ => Op::SetMode(owner, rng.below(0o1000) as u32),
     }

@@ -41,7 +41,8 @@ pub(crate) enum Flaw {
 
 #[derive(Default)]
 struct Numbers {
-    /// `shown` maps numbers of the tmpfs to those that clients see, and `inner` maps them back.
+    /// `shown` maps the inode numbers of the tmpfs to those that clients see, and `inner` maps them
+    /// back.
     shown: HashMap<u64, u64>,
     inner: HashMap<u64, u64>,
     removed: HashSet<u64>,
@@ -125,7 +126,7 @@ impl Flawed {
         Ok(entries)
     }
 
-    /// [`Flaw::LostUpdate`]: removes the files that were made in `dir` during a rename.
+    /// For [`Flaw::LostUpdate`]: removes the files that were made in `dir` during a rename.
     fn lose_made(&self, dir: u64) {
         // Other threads get the time to make files.
         thread::sleep(Duration::from_micros(50));

@@ -43,7 +43,6 @@ fn find<'f>(files: &'f mut Files, path: &Path) -> Result<&'f mut File, Errno> {
     files.get_mut(path).ok_or(Errno::NOENT)
 }
 
-/// Marks the parent directory of `path` as changed, and fails if there is none.
 fn touch_parent(files: &mut Files, path: &Path) -> Result<(), Errno> {
     find(files, path.parent().unwrap_or(Path::new(""))).map(File::touch)
 }

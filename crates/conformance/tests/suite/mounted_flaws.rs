@@ -40,14 +40,15 @@ fn has_failed(report: &Report, why: &str) {
     }
 }
 
-/// A program calls `sabotage` with the path of a file of the storm, again and again.
+/// During the storm, a program calls `sabotage` again and again with the path of one of its files.
 fn storm_beside(sabotage: fn(&Path) -> std::io::Result<()>) -> Report {
     let dir = TempDir::new().expect("make a directory");
     let path = dir.path().to_owned();
     let suite = suite(dir.path()).with_invalidation(move |name| {
         if name.ends_with("current1") {
             for _ in 0..200 {
-                // The file may not exist yet, or its directory may have moved.
+                // A file of the storm may not exist yet, or its directory may have moved. So errors
+                // are ignored.
                 let _ = sabotage(&path.join(name));
             }
         }

@@ -43,7 +43,8 @@ fn run(database: &str, flaws: Flaws, scripts: &[Script]) -> Option<Vec<Result<()
         Some((Site::new(fs.clone(), Options::shared())?, fs))
     };
     let (first, _) = mount(Flaws::default())?;
-    // The kernel of the first mount now caches an absent name and the attributes of the root.
+    // The lookups make the kernel of the first mount cache an absent name and the attributes of the
+    // root.
     assert!(!first.path().join("file2").exists() && first.path().join(".").exists());
     let (second, _) = mount(flaws)?;
     let rounds = |script: &Script| {
@@ -96,8 +97,8 @@ fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), S
     done("rename of B", fs::rename(b.join("active"), &backup))?;
     let opened = create(&active.join("file0")).map(drop).map_err(|error| error.kind());
     ensure(opened == Err(ErrorKind::NotFound), &format!("open of A: {opened:?}"))?;
-    // Now rename and create at the same time. A file that is made before the rename moves with the
-    // directory.
+    // The script repeats this with a rename and a creation at the same time. A file that is made
+    // before the rename moves with the directory.
     done("rename of A", fs::rename(a.join("backup"), &active))?;
     done("mkdir of B", fs::create_dir(&backup))?;
     let opened = thread::scope(|scope| {

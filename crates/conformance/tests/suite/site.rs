@@ -21,7 +21,7 @@ const TEST_LIMIT: Duration = Duration::from_secs(1800);
 /// `cargo xtask suites` installs programs into the same folder.
 const PROGRAMS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../tools");
 
-/// The mount must be dropped before its runtime, and the runtime before the directory.
+/// Fields are dropped in order: first the mount, then its runtime, then its directory.
 pub(crate) struct Site {
     _mount: Box<dyn Any>,
     _runtime: Option<Runtime>,

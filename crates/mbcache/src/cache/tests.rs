@@ -116,14 +116,13 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
             assert!(stats.entries >= u64::from(cache.entries_max()) || stats.reclaimed == 0);
         }
     }
-    // A full cache leaves slots of its index free, so that searches stay short.
     let most = cache.index.bytes() / LINE_BYTES * u64::from(SLOTS);
     let kept = cache.stats().entries;
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// Even values prefer the first slot of a line, and odd values the second. The cache must use three
-/// quarters of all slots whichever values it has.
+/// A value prefers one of the two slots of a line. Whichever values it has, the cache must use
+/// three quarters of all slots.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
@@ -154,7 +153,7 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(cache.create(1_001, 1_001), Ok(()), "the newest is not held");
 }
 
-/// The entries of one key fit in 128 lines. If these lines are full of used entries, `create` must
+/// Only 128 lines can have the entries of one key. If these are full of used entries, `create` must
 /// still drop one.
 #[test]
 fn key_with_too_many_values_loses_one_for_each_new_one() {
@@ -166,8 +165,8 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// Keys with the same home line share the 128 lines that begin there. A search must read no line
-/// beyond them.
+/// Keys with one home line share the 128 lines that begin there. A search must read no line beyond
+/// them.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -219,8 +218,8 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// Invariant I.1 of `index.rs`: new entries in later lines raise the reach of their home line.
-/// After their deletion, `create` must lower it again.
+/// Invariant I.1 of `index.rs`: the *reach* of a home line is the number of further lines that
+/// searches read. It must grow with entries in later lines, and shrink after their deletion.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);
@@ -373,7 +372,8 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// A search must examine one line, however many full values have the key. Trap T39 in `traps.md`.
+/// However many full values (with the maximum number of users) a key has, a search must examine one
+/// line. Trap T39 in `traps.md`.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
@@ -385,8 +385,7 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Control test: an entry of a full value stays while it has a handle, and searches must examine
-/// it.
+/// Control test: an entry of a full value stays while it has a handle. So searches must examine it.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);
