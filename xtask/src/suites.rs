@@ -19,8 +19,9 @@
 //!
 //! # The program
 //!
-//! The program under test is `target/release/corewalk`, that in `target/debug` for `cargo xtask
-//! ci`, or the path in `COREWALK_PROGRAM`. The suites expect three things of it.
+//! `COREWALK_PROGRAM` has the path of the program under test. By default it is
+//! `target/release/corewalk`, and for `cargo xtask ci` `target/debug/corewalk`. The suites expect
+//! three things of it.
 //!
 //! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line `mounted
 //!   tmpfs on MNT` when the mount is ready.

@@ -2,8 +2,8 @@
 //!
 //! # Reaching a junction
 //! A junction is a directory of a cluster file system on which its mounts show another file system.
-//! The command changes an extended attribute of this directory. Where the other file system is
-//! mounted, it hides the directory. So the command clones the outer mount without the mounts on it
+//! The command changes an extended attribute of this directory. But the other file system, once it
+//! is mounted, hides the directory. So the command clones the outer mount without the mounts on it
 //! (`open_tree` with `OPEN_TREE_CLONE`), and opens the directory in the clone.
 
 use std::io::Write as _;

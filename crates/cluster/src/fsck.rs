@@ -46,14 +46,14 @@ pub enum Finding {
         /// The number that was counted.
         counted: i64,
     },
-    /// An inode without links must be an orphan of a session (a file without a name that is in
-    /// use), and an orphan must have no links. This inode breaks one of these rules.
+    /// An inode without links that is no orphan of a session (a file without a name that is in
+    /// use), or an orphan that has links.
     Orphan {
         /// The inode.
         ino: i64,
     },
-    /// The home of an inode is a directory that has a name of it. The home of a directory is its
-    /// parent. The stored home of this inode has no name of it.
+    /// The stored home of an inode is no directory that has a name of it. The home of a directory
+    /// is its parent.
     Home {
         /// The inode.
         ino: i64,
@@ -77,8 +77,8 @@ pub enum Finding {
         /// The key of the object.
         key: String,
     },
-    /// An object that a file needs is also in the list of new or of unused objects. So a mount may
-    /// remove it.
+    /// An object that a file needs, but that a mount may remove: it is also in the list of new or
+    /// of unused objects.
     Doomed {
         /// The file.
         ino: i64,

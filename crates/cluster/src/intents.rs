@@ -14,9 +14,9 @@
 //! # Why no answer from before the change is cached
 //! The intent of a directory d is written under the exclusive lock of d. A fill (a read of d for
 //! the cache) takes it shared, and looks for intents before it inserts a lease (guarantee K.2).
-//! - If a fill takes the lock before the intent is written, it may insert a lease. Its reply may
-//!   come after the cache has dropped d. Then its ticket is too old (`directory.rs`), and it is not
-//!   cached. The acknowledgement deletes the lease.
+//! - If a fill takes the lock before the intent is written, it may insert a lease. If its reply
+//!   comes after the cache has dropped d, the ticket of the fill is too old, and the reply is not
+//!   cached (`directory.rs`). The acknowledgement deletes the lease.
 //! - If a fill takes the lock later, it finds the intent and inserts no lease. Its reply says so.
 //!
 //! The acknowledgement holds the row lock of the intent until it commits. So it cannot delete a

@@ -51,10 +51,9 @@ impl Clock {
 
     /// Returns the number of ticks so far, and stores nothing.
     ///
-    /// A tick is a call of [`Clock::tick`]. The result counts the ticks that happen before this
-    /// call returns. That includes a tick of a writer before a store, if this thread has read the
-    /// stored value. So a reader that stores nothing can place its read between two ticks of
-    /// writers.
+    /// The result counts all calls of [`Clock::tick`] that happen before it. If a writer ticks
+    /// before it stores a value, a reader of the value sees the tick. So a reader that stores
+    /// nothing can place its read between two ticks of writers.
     pub fn now(&self) -> u64 {
         // ORDERING: Acquire fence, for the AcqRel in `tick`. If the thread has read a value that
         // another thread stored after a `tick`, the load below counts that tick. The fence ensures

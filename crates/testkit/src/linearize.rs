@@ -90,8 +90,8 @@ pub trait Spec: Clone + Eq + Hash {
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
     /// By default `seen` must equal `right`. Override this if an operation may have other results,
-    /// such as "try again". The model's state does not depend on this choice: it is the state in
-    /// which `apply` left it.
+    /// such as "try again". Whatever the override permits, the model keeps the state in which
+    /// `apply` left it.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -101,8 +101,8 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The search gives up after this number of distinct search states. A search state is a set of
-    /// calls that are in order, with the state of the model after them.
+    /// The search gives up after this number of distinct search states. A search state consists of
+    /// the calls that are already in the sequence, and of the model's state after them.
     pub states: usize,
 }
 

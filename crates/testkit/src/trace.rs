@@ -53,8 +53,7 @@ pub fn mark() {
 }
 
 /// Counts the system calls that a thread of a child process makes between two calls of [`mark`].
-/// The thread has called [`trace_me`]. It continues now, and the count goes on until the thread
-/// ends.
+/// The thread has stopped in [`trace_me`]. `count` lets it continue, and returns when it has ended.
 ///
 /// # Errors
 ///

@@ -7,7 +7,7 @@
 //! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (10; at most 600) |
 //! | fakeroot | an archive of 5,000 files with owners equals that of a run without corewalk |
 //! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
-//! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
+//! | Perl under strace(1) | 100,000 semop(2) and at least 500 other calls: no system calls |
 //!
 //! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. So an IPC call
 //! that reaches the kernel fails, and so does the program. Two controls check that the namespace is

@@ -1,9 +1,9 @@
 //! Rules about atomics: which files may name them, and that each ordering has a reason.
 //!
-//! A model checker sees only the atomics of `corewalk_base::primitives`. Code with the standard
-//! library's atomics would silently be missing in all models. An ordering without a stated reason
-//! cannot be reviewed. The two orderings of a pair have the same tag in their ORDERING comments, so
-//! a tag that occurs only once is a mistake.
+//! A model checker sees only the atomics of `corewalk_base::primitives`, so code with other atomics
+//! would silently be missing in all models. An ordering without a stated reason cannot be reviewed.
+//! A release and its acquire have the same tag in their ORDERING comments, so a tag that occurs
+//! only once is a mistake.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 

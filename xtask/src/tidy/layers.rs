@@ -2,8 +2,8 @@
 //! `corewalk`, and which crates may have unsafe code.
 //!
 //! A crate depends only on crates of lower layers. Code that two crates of one layer share belongs
-//! to a lower one. The test kit has no layer: it depends on none of the crates, and only tests
-//! depend on it.
+//! to a lower one. The test kit has no layer: it depends on none of the crates, and only tests and
+//! the lab depend on it.
 //!
 //! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`.
 //!

@@ -1,10 +1,9 @@
 //! Reads of programs. The kernel answers from its cache, the server from its cache, or the database
 //! by a *fill*, whose answer the server then caches.
 //!
-//! In the model, a read begins and ends in the one step in which it gets its value. Real reads take
-//! longer, but longer reads would show no further failure. An earlier begin only lowers the version
-//! that the read must return (`State::floor`). After a later end, the floor rises later, which
-//! affects fewer other reads.
+//! In the model, a read takes a single step, and real reads take longer. Longer reads would show no
+//! further failure. A read that begins earlier may return an older version, and a read that ends
+//! later demands less of other reads (`State::floor`).
 
 use super::database;
 use super::rules::Ack;

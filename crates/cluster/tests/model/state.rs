@@ -4,10 +4,10 @@
 //! A deadline is a number of ticks that are left, and not a point in time. So a run may last for
 //! ever, and the number of states is finite all the same.
 //!
-//! The model merges states that behave in the same way. For example, a request that is run late has
-//! the same effect as one that is sent late. So a request that was sent has no state of its own,
-//! but a second copy of it has one (`LateChange`, `LateAck`). An answer has a state only if it
-//! shows a value or ends a change.
+//! The model merges states that behave in the same way. For example, a request that the database
+//! runs late has the same effect as one that the mount sends late. So only a second copy of a
+//! request has a state of its own (`LateChange`, `LateAck`). An answer has a state only if it shows
+//! a value or ends a change.
 
 pub(crate) const MOUNTS: usize = 3;
 pub(crate) const DIRS: usize = 2;

@@ -56,8 +56,8 @@ fn file_system_below_stays_mounted_and_no_name_is_old() {
 
     let place = reader.path().join("d");
     let device = |path: &Path| fs::metadata(path).expect("the directory exists").dev();
-    // The kernel caches this name before the tmpfs is mounted. Afterwards the kernel cannot drop its
-    // names, because that would also detach the tmpfs.
+    // The kernel caches this name before the tmpfs is mounted. Afterwards the kernel cannot drop
+    // its names, because that would also detach the tmpfs.
     let second = reader.path().join("e/second");
     (0..2).for_each(|_| assert!(!second.exists()));
     let tmpfs = Tmpfs::mount(&place);
