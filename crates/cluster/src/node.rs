@@ -13,8 +13,8 @@ const NANOS: i64 = 1_000_000_000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inode {
     pub(crate) attr: Attr,
-    /// The directory whose lease covers the attributes: for a directory its parent, and for another
-    /// inode a directory that has a name of it.
+    /// The stored home: for a directory its parent, and for another inode a directory that has a
+    /// name of it.
     pub(crate) home: u64,
     /// Grows with each change of the inode.
     pub(crate) version: i64,

@@ -19,7 +19,7 @@ use std::{env, fs, path::PathBuf, process::Command, time::Duration};
 
 const LIBRARY: &str = include_str!("two_mounts/alternate.c");
 
-/// Two tests that must fail: a kernel knows neither the programs that run on another mount
+/// Tests that fail on two mounts: a kernel knows neither the programs that run on another mount
 /// (`ETXTBSY`), nor the mount points there (`EBUSY`).
 const LOCAL: [&str; 2] = ["etxtbsy", "rmdir::ebusy"];
 

@@ -41,8 +41,8 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // Not every file system reports which process holds a lock. Without it, the error message names
-    // no pid.
+    // Not every file system reports which process holds a lock, so the error message may name no
+    // pid.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")

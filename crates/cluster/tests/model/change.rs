@@ -93,8 +93,8 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // Without the protection, the kernel drops its own entry under its lock of the
-            // directory, and holds the lock until the change is answered.
+            // In one control, the kernel drops its own entry under its lock of the directory, and
+            // holds the lock until the change is answered.
             mount.expire_kernel(true);
             false
         };
@@ -172,8 +172,7 @@ fn started(steps: &mut Steps, m: usize) {
             finish(steps, next, current(&from.mounts[m], m, 1 << writer.seen));
         }
     } else {
-        // Without the protection, the database has already checked the leases before it took the
-        // lock.
+        // In one control, the database has already checked the leases before it took the lock.
         database::apply(&scenario, &mut next, current(&from.mounts[m], m, 0));
         answer(steps, next, m, Verdict::Applied);
     }

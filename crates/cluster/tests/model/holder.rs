@@ -64,8 +64,8 @@ fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
 
 fn expire_for_intent(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
-    // Without the protection, an expiry needs the kernel's lock of the directory. A change on the
-    // same mount holds the lock until it is answered.
+    // In one control, an expiry needs the kernel's lock of the directory. A change on the same
+    // mount holds the lock until it is answered.
     let is_locked = !rules.expiry_takes_no_lock && from.mounts[m].is_writing();
     if is_locked || waits_for_inode(steps, m) {
         return;

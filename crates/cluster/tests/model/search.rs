@@ -148,7 +148,7 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     outcome
 }
 
-/// Returns a state from which all work can never be done without further faults.
+/// Returns a state from which no steps without faults complete all work.
 fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u32> {
     edges.sort_unstable();
     let mut reaches = vec![false; states];

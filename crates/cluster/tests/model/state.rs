@@ -72,7 +72,7 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// Reached only without a protection: the server has read the clock before the request arrived.
+    /// Reached only in a control: the server has read the clock before the request arrived.
     Checked,
     /// The kernel may keep the reply for `left` ticks.
     Reply { version: u8, left: u8 },
@@ -82,8 +82,8 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// Reached only without a protection: the database has read the item before it took the
-    /// directory's lock.
+    /// Reached only in a control: the database has read the item before it took the directory's
+    /// lock.
     Snapped,
     Answered,
 }
@@ -104,11 +104,11 @@ pub(crate) enum WriteStep {
     /// The server has dropped its cache, but not the kernel's.
     Marked,
     Ready,
-    /// The transaction has taken only the first of its two locks. Without a protection, it has read
-    /// something before it took a lock.
+    /// The transaction has taken only the first of its two locks. In a control, it has read the
+    /// home or the leases before it took a lock.
     Started,
     Made,
-    /// Reached only without a protection: the change was lost and is not sent again.
+    /// Reached only in a control: the change was lost and is not sent again.
     Lost,
 }
 
@@ -156,8 +156,8 @@ pub(crate) struct LateChange {
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// Only without a protection: the database has looked for a stored result of the change before
-    /// it took the lock.
+    /// True only in a control: the database has looked for a stored result of the change before it
+    /// took the lock.
     pub(crate) is_started: bool,
 }
 

@@ -49,8 +49,8 @@ impl OpenFile<'_> {
     }
 
     pub(crate) fn read(&self, at: u64, len: usize) -> Checked<Vec<u8>> {
-        // If the back end counts a byte as read but does not write it, the byte keeps this value,
-        // which is not zero.
+        // The buffer is filled with a byte other than zero. So a check notices a byte that the back
+        // end counts as read but does not write.
         let mut buf = vec![0xee; len];
         let call = || format!("read of {len} bytes at {at}");
         let count = self.bench.vfs.read(&self.inode, self.handle, at, &mut buf).must(&call())?;

@@ -90,8 +90,8 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let mut turn = 0;
     let mut goes: Vec<String> = (0..STAY).map(|number| format!("go{number}")).collect();
     let mut change = |listed: &[Entry]| -> Checked {
-        // The listing may include the new files. So there is an end to them, or the listing would
-        // never end.
+        // A listing may include new files, so it would never end if each page were followed by a
+        // new file.
         if goes.is_empty() {
             return Ok(());
         }
