@@ -293,6 +293,7 @@ impl Meta {
         if is_given { left } else { Duration::ZERO }
     }
 
+    /// For guarantee K.7 of `lib.rs`: how long the kernel may keep the attributes.
     pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
         let alone = self.session.kernel_time();
         let is_given = known.is_current

@@ -141,6 +141,7 @@ pub(crate) fn is_still(words: &Words, state: State) -> bool {
     state.is_same_entry(self::state(words))
 }
 
+/// For invariant S.1, the caller holds the lock of the line of the slot.
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
