@@ -141,8 +141,8 @@ fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control test of invariant I.2 of `index.rs`: each thread unlocks the home line of the key between
-/// its search for the pair and the creation.
+/// Control test of invariant I.2 of `index.rs`: each thread unlocks the home line of the key
+/// between its search for the pair and the creation.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
