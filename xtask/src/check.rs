@@ -3,7 +3,7 @@
 //!
 //! A changed file is one that differs from the merge base with the main branch. It belongs to the
 //! crate whose directory contains it. `check` runs clippy for the changed crates and all crates
-//! that depend on them, the unit tests of the changed crates, and the changed test files in
+//! that depend on them. It runs the unit tests of the changed crates, and the changed test files in
 //! `tests/`.
 //!
 //! The check is meant to run between two edits. It has no models (tests under a model checker), no

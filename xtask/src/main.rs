@@ -1,7 +1,7 @@
 //! The development tasks of this repository: `cargo xtask TASK`.
 //!
 //! The steps of continuous integration are in this program, and not in the configuration of a CI
-//! service, so that they run in the same way on a developer's machine. Each task is a module, which
+//! service. So they run in the same way on a developer's machine. Each task is a module, which
 //! prints its progress and returns an [`Outcome`].
 //!
 //! This program uses only the standard library, so that it builds in seconds and adds no

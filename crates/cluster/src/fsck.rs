@@ -46,8 +46,8 @@ pub enum Finding {
         /// The number that was counted.
         counted: i64,
     },
-    /// An inode without links that is no orphan of a session (a file without a name that is in
-    /// use), or an orphan that has links.
+    /// An inode without links is no orphan of a session (a file without a name that is in use). Or
+    /// an orphan has links.
     Orphan {
         /// The inode.
         ino: i64,

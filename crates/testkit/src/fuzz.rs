@@ -9,8 +9,8 @@
 //! from changed inputs that gave a new answer. So the search gets past the first check that refuses
 //! an input.
 //!
-//! If the code under test panics, the fuzz test writes the input to a file, and prints the command
-//! that adds the file to the corpus.
+//! If the code under test panics, the fuzz test writes the input to a file. It also prints the
+//! command that adds the file to the corpus.
 //!
 //! ```
 //! use corewalk_testkit::fuzz::Fuzz;

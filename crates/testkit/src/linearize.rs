@@ -282,8 +282,8 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// A call is refused if the model gives another result, or if the search has already visited
-    /// this set of calls with this state of the model.
+    /// The model refuses a call with another result than its own. The search also refuses a call if
+    /// it has already visited this set of calls with this state of the model.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();

@@ -3,8 +3,8 @@
 //! Threads that are spawned in a loop often do not overlap. [`run`] makes all threads wait at one
 //! barrier, gives each its own random numbers, and collects their results.
 //!
-//! A thread of a test should end after a fixed number of rounds, so that a slow machine does the
-//! same work as a fast one.
+//! A thread of a test should end after a fixed number of rounds. Then a slow machine does the same
+//! work as a fast one.
 //!
 //! A race that never happened proves nothing. So a [`Tally`] counts the outcomes, and panics if an
 //! expected one was never reached.

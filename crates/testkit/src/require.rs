@@ -28,8 +28,8 @@ pub enum Need {
     /// Needs a kernel that allows calls such as ptrace(2) or the creation of namespaces, which some
     /// containers forbid even to root.
     Kernel,
-    /// Needs a property of the machine that no installation can provide, such as its processors,
-    /// huge pages, the file system of its disk, or its kernel version.
+    /// Needs a property of the machine that no installation can provide. Examples are its
+    /// processors, huge pages, the file system of its disk, and its kernel version.
     Machine,
 }
 

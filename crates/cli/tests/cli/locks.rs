@@ -1,5 +1,5 @@
-//! Tests of the mount option `local_lock=none`, with which a program on the mount and a program in
-//! the mounted host directory see each other's file locks.
+//! Tests of the mount option `local_lock=none`. With it, programs on the mount and in the mounted
+//! host directory see each other's file locks.
 
 use std::fs::{self, File};
 use std::path::Path;
