@@ -115,9 +115,10 @@ fn control_entry_that_is_completed_later_is_caught() {
         let entered = cache.index.enter_at_home(&locked, home(cache), (KEY, 7));
         let number = entered.expect("the index is empty");
         let words = cache.index.slot(number).words;
-        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
+        // ORDERING: Acquire. Strong enough; the planted bug is the second step.
         let state = words[STATE].load(Ordering::Acquire);
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is that the entry is completed
+        // in a second step.
         words[STATE].store(state | LIVE, Ordering::Release);
     });
 }
@@ -253,7 +254,7 @@ fn control_reach_that_is_lowered_too_soon_is_caught() {
         // value: it tells searches to read too few lines.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is the stored value.
         word.store(1, Ordering::Release);
     });
 }
@@ -354,7 +355,7 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
             // ORDERING: Relaxed. The handle must order this load before the deletion.
             let is_freed = shared.is_freed.load(Ordering::Relaxed);
             assert_eq!(is_freed, 0, "T34: a value was found that is freed");
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The handle must order the store before the deletion.
             shared.is_used.store(1, Ordering::Relaxed);
             true
         });
@@ -362,7 +363,8 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
         // ORDERING: Relaxed. The step of the deletion must order this load.
         let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
         if is_deleted {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The step of the deletion must order the store after all uses of
+            // the value.
             shared.is_freed.store(1, Ordering::Relaxed);
         }
         let is_found = finder.join().unwrap();
@@ -403,7 +405,7 @@ fn control_deletion_in_two_steps_is_caught() {
         if slots::state(words).count() > 0 {
             return false;
         }
-        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the planted bug is the second step.
         words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         true
     });
@@ -484,7 +486,7 @@ fn create_delete_and_shrink_keep_the_counts() {
 fn control_reclaim_in_two_steps_is_caught() {
     create_delete_and_shrink(|cache| {
         let Some((slot, state)) = cache.index.look_up(home(cache), (KEY, 3)) else { return 0 };
-        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the planted bug is the second step.
         slot.words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         assert!(state.is_live());
         cache.index.note_ended(slot.number);
@@ -523,9 +525,10 @@ fn flags_that_are_changed_at_once_are_both_kept() {
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
         let word = &slot_of(cache, 1).words[STATE];
-        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
+        // ORDERING: Acquire. Strong enough; the planted bug is the second step.
         let state = word.load(Ordering::Acquire);
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is that a load and a store
+        // replace one atomic operation.
         word.store(state & !REUSABLE, Ordering::Release);
     });
 }
@@ -564,7 +567,8 @@ fn control_refill_without_a_fence_is_caught() {
         assert!(cache.delete_or_get(KEY, 2).is_none());
         // ORDERING: Relaxed, both. Wrong on purpose.
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed, which is strong enough with a fence before it. The planted bug is the
+        // missing fence.
         words[slots::VALUE].store(4, Ordering::Relaxed);
         // ORDERING: Release, which is strong enough. The planted bug is the missing fence before
         // the stores of key and value.
@@ -577,7 +581,7 @@ fn control_refill_without_a_fence_is_caught() {
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
-        // ORDERING: Release. Strong enough; the deliberate fault is the missing generation.
+        // ORDERING: Release. Strong enough; the planted bug is the missing generation.
         words[slots::VALUE].store(4, Ordering::Release);
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Release);
     });
@@ -623,7 +627,8 @@ fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
         if state & REUSABLE != 0 {
             return drop(entry);
         }
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is that a load and a store
+        // replace one atomic operation.
         word.store(state & slots::GENERATION, Ordering::Release);
         std::mem::forget(entry);
     });

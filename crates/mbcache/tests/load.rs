@@ -82,7 +82,7 @@ fn shrinker_under_load_keeps_held_entries_and_counts() {
             return 0;
         }
         let mut dropped = 0;
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The value only tells the shrinker to stop.
         while working.load(Ordering::Relaxed) > 0 {
             dropped += cache.scan(64);
         }

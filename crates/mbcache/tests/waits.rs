@@ -73,7 +73,7 @@ fn waits_beside_finders_all_end() {
             cache.create(1, 5).unwrap();
         }
         if racer.thread == 0 {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The value only tells the other threads to stop.
             is_done.store(true, Ordering::Relaxed);
         }
         waited

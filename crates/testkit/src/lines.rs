@@ -127,11 +127,11 @@ impl Watched {
         for (signal, old) in old {
             restore(signal, &old);
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         RECORDER.ranges.store(ptr::null_mut(), Ordering::Relaxed);
         let len = RECORDER.len.load(Ordering::Relaxed);
         assert!(len < ACCESSES_MAX, "the operation made too many accesses: {len}");
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         let accesses = RECORDER.accesses[..len].iter().map(|access| access.load(Ordering::Relaxed));
         let mut lines = Lines::default();
         for access in accesses {
@@ -139,7 +139,7 @@ impl Watched {
             kind.insert(access / LINE);
         }
         lines.read.retain(|line| !lines.written.contains(line));
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         RECORDER.is_taken.store(false, Ordering::Relaxed);
         lines
     }
@@ -183,7 +183,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGSEGV, which has an address.
     let address = unsafe { info.si_addr() }.addr();
-    // ORDERING: Relaxed. See `record`.
+    // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
     let ranges = RECORDER.ranges.load(Ordering::Relaxed);
     // SAFETY: the pointer is null, or leads to the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
@@ -214,20 +214,20 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     // of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     registers[libc::REG_EFL as usize] &= !TRAP_FLAG;
-    // ORDERING: Relaxed. See `record`.
+    // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
     let open = RECORDER.open_len.swap(0, Ordering::Relaxed).min(OPEN_MAX);
     for page in &RECORDER.open[..open] {
-        // ORDERING: Relaxed. See `record`.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         allow(page.load(Ordering::Relaxed), MprotectFlags::empty());
     }
 }
 
 /// `len` also counts words for which the list has no space, so it shows that some are missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
-    // ORDERING: Relaxed. See `record`.
+    // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
     let at = len.fetch_add(1, Ordering::Relaxed);
     if let Some(entry) = list.get(at) {
-        // ORDERING: Relaxed. See `record`.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         entry.store(word, Ordering::Relaxed);
     }
 }
