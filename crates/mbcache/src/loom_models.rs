@@ -565,10 +565,9 @@ fn control_refill_without_a_fence_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
         assert!(cache.delete_or_get(KEY, 2).is_none());
-        // ORDERING: Relaxed, both. Wrong on purpose.
+        // ORDERING: Relaxed. Wrong on purpose: no fence stands before the store.
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
-        // ORDERING: Relaxed, which is strong enough with a fence before it. The planted bug is the
-        // missing fence.
+        // ORDERING: Relaxed. Wrong on purpose: no fence stands before the store.
         words[slots::VALUE].store(4, Ordering::Relaxed);
         // ORDERING: Release, which is strong enough. The planted bug is the missing fence before
         // the stores of key and value.
