@@ -3,7 +3,7 @@
 //!
 //! A changed file is one that differs from the merge base with the main branch. It belongs to the
 //! crate whose directory contains it. `check` runs clippy for the changed crates and all crates
-//! that depend on them, the unit tests of the changed crates, and the changed test files in
+//! that depend on them. It runs the unit tests of the changed crates, and the changed test files in
 //! `tests/`.
 //!
 //! The check is meant to run between two edits. It has no models (tests under a model checker), no
@@ -23,13 +23,12 @@ use std::{
     process::Command,
 };
 
-/// The possible names of the main branch, of which the first one that exists is used.
+/// The first name that exists is used.
 const MAIN: [&str; 2] = ["origin/main", "main"];
 
 /// Files whose change affects all crates.
 const FOR_ALL: [&str; 3] = ["Cargo.toml", "Cargo.lock", "clippy.toml"];
 
-/// Checks the changed crates and prints the outcome of each step.
 pub(crate) fn run(root: &Path) -> Outcome {
     let packages = match collect_packages(root) {
         Ok(packages) => packages,
@@ -63,29 +62,23 @@ fn clippy(root: &Path, plan: &Plan) -> Outcome {
     ci::cargo(root, &words)
 }
 
-/// A crate of the workspace.
 #[derive(Clone, Debug)]
 struct Package {
     name: String,
     /// The directory of the crate, relative to the root of the repository, with a slash at the end.
     folder: String,
-    /// The first word of each line in the crate's manifest, among them all dependencies.
     dependencies: Vec<String>,
     has_library: bool,
     has_program: bool,
 }
 
-/// The packages that clippy checks, and those that are tested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Plan {
-    /// The packages for clippy.
     linted: BTreeSet<String>,
-    /// The packages to test, with the cargo arguments that select test targets.
     tested: Vec<(String, Vec<String>)>,
 }
 
 impl Plan {
-    /// Returns the plan for the changed files `files`.
     fn new(packages: &[Package], files: &[String]) -> Self {
         let mut plan = Self::default();
         if files.iter().any(|file| FOR_ALL.contains(&file.as_str())) {
@@ -124,7 +117,6 @@ impl Package {
     }
 }
 
-/// Returns `name` and all packages that depend on it, directly or indirectly.
 fn with_dependents(packages: &[Package], name: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::from([name.to_owned()]);
     loop {
@@ -140,7 +132,6 @@ fn with_dependents(packages: &[Package], name: &str) -> BTreeSet<String> {
     }
 }
 
-/// Returns the crates of the workspace.
 fn collect_packages(root: &Path) -> io::Result<Vec<Package>> {
     let mut folders: Vec<PathBuf> =
         fs::read_dir(root.join("crates"))?.flatten().map(|entry| entry.path()).collect();
@@ -167,12 +158,11 @@ fn package_name(manifest: &str) -> Option<String> {
     package.split('"').nth(1).map(str::to_owned)
 }
 
-/// Returns the key of a line in a manifest, such as `corewalk` for `corewalk.workspace = true`.
+/// A manifest names a dependency as in `corewalk.workspace = true`.
 fn first_word(line: &str) -> Option<String> {
     line.trim().split(['.', '=', ' ']).next().map(str::to_owned)
 }
 
-/// Returns the files that differ from the main branch. Returns None if git fails.
 fn changed_files(root: &Path) -> Option<Vec<String>> {
     let base = MAIN.iter().find_map(|main| git(root, &["merge-base", "HEAD", main]));
     let base = base.map_or_else(|| "HEAD".to_owned(), |base| base.trim().to_owned());

@@ -26,7 +26,6 @@ use std::{
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// The target directory of the checks that only compile.
 pub(crate) const CHECKED: &str = "checked";
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
@@ -34,31 +33,27 @@ const HOST: &str = "x86_64-unknown-linux-gnu";
 const ARM: &str = "aarch64-unknown-linux-gnu";
 const ARM_COMPILER: &str = "aarch64-linux-gnu-gcc";
 const ARM_EMULATOR: &str = "qemu-aarch64-static";
-/// The directory of the C library for ARM on Debian.
 const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 /// The crates whose unit tests take only seconds in an emulator.
 const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbcache"];
 
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
-/// The module of `corewalk-testkit` that miri leaves out: it has no unsafe code, and took two
-/// fifths of the time.
+/// This module has no unsafe code, and would take two fifths of the time under miri.
 const SAFE_MODULE: &str = "linearize::tests::";
 
-/// Runs the models under loom.
 pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Runs the loom models of the name cache like [`loom`], but with one preemption more per schedule.
+/// Runs the models of the name cache like [`loom`], but with one preemption more per schedule.
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom");
     command.args(["-p", "corewalk", "--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
     tests_ran(&mut command, root, "corewalk_loom long")
 }
 
-/// Runs the models of the crate `corewalk` under shuttle, with five times as many schedules as
-/// [`shuttle`].
+/// Runs the models of the crate `corewalk` like [`shuttle`], but with five times as many schedules.
 pub(crate) fn shuttle_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_shuttle");
     command.args(["-p", "corewalk", "--test", "shuttle", "--test", "shuttle_paths"]);
@@ -66,12 +61,10 @@ pub(crate) fn shuttle_long(root: &Path) -> Outcome {
     tests_ran(&mut command, root, "corewalk_shuttle long")
 }
 
-/// Runs the models under shuttle.
 pub(crate) fn shuttle(root: &Path) -> Outcome {
     models(root, "corewalk_shuttle", "shuttle_")
 }
 
-/// Runs the models that stop a task before each store.
 pub(crate) fn crash(root: &Path) -> Outcome {
     models(root, "corewalk_crash", "crash_")
 }
@@ -80,7 +73,6 @@ pub(crate) fn miri(root: &Path) -> Outcome {
     miri_with(root, "")
 }
 
-/// Runs the same tests as [`miri`], with further flags for miri.
 pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     if !is_quiet_success(Command::new("cargo").args(["+nightly", "--version"])) {
         return Outcome::Skipped("miri: no nightly toolchain".to_owned());
@@ -107,7 +99,6 @@ pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     tests_ran(&mut command, root, "miri")
 }
 
-/// Runs the stress tests under ThreadSanitizer, if the toolchain supports it.
 pub(crate) fn tsan(root: &Path) -> Outcome {
     let stress = root.join("crates/sync/tests/stress.rs");
     if !stress.exists() {
@@ -129,8 +120,8 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// Compiles the libraries and programs of the workspace for 64-bit ARM, without warnings. With an
-/// emulator, also runs the unit tests of [`ARM_PACKAGES`].
+/// A compiler warning fails the check. If there is an emulator, the unit tests of [`ARM_PACKAGES`]
+/// run too.
 pub(crate) fn aarch64(root: &Path) -> Outcome {
     let checked = aarch64_check(root, &[]);
     if checked != Outcome::Passed {
@@ -151,12 +142,10 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
     tests_ran(&mut tests, root, "aarch64")
 }
 
-/// Compiles the tests, examples and benchmarks for 64-bit ARM, too.
 pub(crate) fn aarch64_long(root: &Path) -> Outcome {
     aarch64_check(root, &["--all-targets"])
 }
 
-/// Checks the targets that `words` select for 64-bit ARM, without warnings.
 fn aarch64_check(root: &Path, words: &[&str]) -> Outcome {
     let mut add = Command::new("rustup");
     add.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").args(["target", "add", ARM]);
@@ -170,7 +159,7 @@ fn aarch64_check(root: &Path, words: &[&str]) -> Outcome {
     logged(check.args(words), root, "aarch64 check").0.outcome("cargo check for aarch64")
 }
 
-/// Returns a cargo command for 64-bit ARM, for which a warning is an error.
+/// A warning is an error for the command.
 fn arm(root: &Path, words: &[&str]) -> Command {
     let mut command = cargo(root, CHECKED);
     command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
@@ -178,8 +167,7 @@ fn arm(root: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// Runs the models of each crate that has any for the model checker `cfg`. In a library, the models
-/// are the tests whose names contain `filter`.
+/// The models of a library are the tests whose names contain `filter`.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -188,8 +176,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     if found.is_empty() {
         return Outcome::Skipped(format!("no crate has models under {cfg}"));
     }
-    // Build the models of all crates with one command. With one command per crate, cargo could
-    // enable other features of a dependency, and would build it again.
+    // One command for all crates: with separate commands, cargo could enable other features of a
+    // dependency, and build it again.
     let mut libraries = models_of(root, cfg);
     let mut tests = models_of(root, cfg);
     let (mut has_libraries, mut has_tests) = (false, false);
@@ -205,8 +193,8 @@ fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
             }
         }
     }
-    // Other unit tests would panic, because they use the model checker's atomics outside of a
-    // model.
+    // Other unit tests panic in this build, because they use the model checker's atomics outside of
+    // a model.
     libraries.args(["--lib", filter]);
     let mut outcome = Outcome::Passed;
     if has_libraries {
@@ -226,18 +214,14 @@ fn models_of(root: &Path, cfg: &str) -> Command {
     command
 }
 
-/// The cargo target that contains the models of a crate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// The library of a crate. Its models are in modules whose names start with the name of the
-    /// model checker.
+    /// The models are in modules that are named after the model checker.
     Library,
     /// A file in `tests/` with this name, which contains only models.
     Test(String),
 }
 
-/// Returns each package that has models (tests under a model checker) under `cfg`, and the cargo
-/// target that contains them.
 fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTarget)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root.join("crates"))? {
@@ -258,15 +242,13 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// Returns true if `file` has models, which are tests under a model checker. A file that uses `cfg`
-/// only to select types has none.
+/// A file may use `cfg` only to select types. Then it has no models.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
     code.contains(&inside) || code.contains(&format!("#![cfg({cfg})]"))
 }
 
-/// Returns a cargo command that builds into the directory `target` of the target directory.
 pub(crate) fn cargo(root: &Path, target: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).env("CARGO_TARGET_DIR", target_folder(root).join(target));
@@ -275,7 +257,6 @@ pub(crate) fn cargo(root: &Path, target: &str) -> Command {
     command
 }
 
-/// Returns the target directory that cargo uses.
 pub(crate) fn target_folder(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
@@ -285,7 +266,7 @@ fn is_quiet_success(command: &mut Command) -> bool {
     process::run(command, LIMIT) == Ended::Well
 }
 
-/// Runs the `cargo test` in `command`. Fails if in one of its test programs no test has passed.
+/// A test program in which no test has passed is a failure: its tests may not be compiled any more.
 pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     let (ended, output) = logged(command, root, what);
     if ended != Ended::Well {
@@ -299,8 +280,8 @@ pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outco
     }
 }
 
-/// Runs `command` with its output in a file named after `what`. Returns the output. If the command
-/// fails, prints the last lines.
+/// The output goes to a file that is named after `what`. If the command fails, its last lines are
+/// printed.
 pub(crate) fn logged(command: &mut Command, root: &Path, what: &str) -> (Ended, String) {
     let folder = target_folder(root);
     if let Err(error) = fs::create_dir_all(&folder) {
@@ -315,7 +296,6 @@ pub(crate) fn logged(command: &mut Command, root: &Path, what: &str) -> (Ended, 
     (ended, output)
 }
 
-/// Returns how many tests have passed. Returns 0 if in one of the test programs no test has passed.
 fn passed_tests(output: &str) -> u64 {
     let passed: Vec<u64> = output
         .lines()
@@ -325,20 +305,17 @@ fn passed_tests(output: &str) -> u64 {
     if passed.contains(&0) { 0 } else { passed.iter().sum() }
 }
 
-/// Returns the last `count` lines of `text`.
 pub(crate) fn tail(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Allows mounts to use FUSE over io_uring. Without root, or before Linux 6.14, mounts use
-/// `/dev/fuse`.
+/// FUSE over io_uring needs root and Linux 6.14. Otherwise mounts use `/dev/fuse`.
 pub(crate) fn enable_uring() {
     let _ = fs::write("/sys/module/fuse/parameters/enable_uring", "Y");
 }
 
-/// Runs the tests on real mounts over io_uring, and through the crate fuser. The step `tests` runs
-/// them over `/dev/fuse`.
+/// The step `tests` runs the same tests over `/dev/fuse`.
 pub(crate) fn transports(root: &Path) -> Outcome {
     enable_uring();
     let file = "/sys/module/fuse/parameters/enable_uring";
@@ -348,8 +325,8 @@ pub(crate) fn transports(root: &Path) -> Outcome {
     for transport in ["uring", "fuser"] {
         let mut command = Command::new("cargo");
         command.current_dir(root).env("COREWALK_TRANSPORT", transport);
-        // Name the whole workspace, as the step `tests` does. Otherwise cargo would enable other
-        // features, and build the crates again.
+        // Like the step `tests`, the command names the whole workspace. Otherwise cargo would
+        // enable other features, and build the crates again.
         command.args(["test", "--workspace", "--test", "real"]);
         if transport == "fuser" {
             // Requests through fuser cannot reach an asynchronous back end.

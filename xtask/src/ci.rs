@@ -28,19 +28,15 @@ use std::{
 
 pub(crate) const STEP_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// The steps to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// All steps.
     Full,
-    /// All steps but the suites.
     Quick,
 }
 
 /// Steps that run one after another, beside those of other lanes.
 type Lane<'a> = Box<dyn FnOnce(&mut Tally) + Send + 'a>;
 
-/// Runs the steps and prints the outcome of each.
 pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     let mut tally = Tally::new();
     tally.step("format", || format(root));
@@ -75,13 +71,12 @@ fn run_tests(tally: &mut Tally, root: &Path) {
     tally.step("transports", || checks::transports(root));
 }
 
-/// Runs the tests of many calls, and the suites.
 fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     tally.step("storm", || storm(root));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
     tally.step("ipc-torture", || torture(root, 5_000));
-    // The suites use the programs that the step `test build` has built. Unlike those of a release,
-    // they have debug assertions.
+    // The suites use the programs of the step `test build`, which have debug assertions, unlike
+    // those of a release.
     if extent == Extent::Full {
         for name in suites::CI {
             tally.step(&format!("suite {name}"), || suites::run_one(root, "debug", name));
@@ -89,8 +84,8 @@ fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     }
 }
 
-/// Runs the test of a lost update of a flag (trap T33 in `traps.md`): two threads change two flags
-/// of one entry 100 million times, which takes about 20 s.
+/// Two threads change two flags of one entry 100 million times, and no change may be lost (trap T33
+/// in `traps.md`). This takes about 20 s.
 fn flags(root: &Path) -> Outcome {
     let mut build = Command::new("cargo");
     build.current_dir(root).args(["build", "--profile", "models", "--workspace"]);
@@ -115,60 +110,51 @@ fn documentation(root: &Path) -> Outcome {
     checks::logged(&mut command, root, "documentation").0.outcome("cargo doc")
 }
 
-/// Checks that rustfmt would not change a file.
 pub(crate) fn format(root: &Path) -> Outcome {
     cargo(root, &["fmt", "--all", "--check"])
 }
 
-/// Runs the torture test of the IPC crate, which kills `kills` processes at random moments.
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     let mut command = workspace_test(root, "torture");
     command.args(["--profile", "models", "--", &kills.to_string()]);
     process::run(&mut command, STEP_LIMIT).outcome("torture")
 }
 
-/// Runs the IPC test of damaged memory, which overwrites `words` words of a namespace while other
-/// threads make calls.
 pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     let mut command = workspace_test(root, "hostile");
     command.env("COREWALK_IPC_MUTATIONS", words.to_string());
     checks::tests_ran(&mut command, root, "ipc-hostile")
 }
 
-/// Runs the test of paths that become invalid during a call (trap X1 in `traps.md`). A back end by
-/// path is called 400,000 times, while other threads rename directories on these paths. No path may
-/// become invalid during a call.
+/// Directories are renamed during 400,000 calls of a back end by path. No path may become invalid
+/// during a call (trap X1 in `traps.md`).
 fn storm(root: &Path) -> Outcome {
     let mut command = workspace_test(root, "by_path");
-    // The threads of these tests mostly sleep, so more tests than processors may run.
+    // The threads of these tests mostly sleep, so more tests than processors run at the same time.
     command.env("COREWALK_STORM_CALLS", "400000").args(["--", "storm", "--test-threads=4"]);
     checks::tests_ran(&mut command, root, "storm")
 }
 
-/// Returns the command that runs the test target `name`. It selects the whole workspace, as the
-/// step `tests` does. Then cargo enables the same features in all crates, and need not build them
-/// again.
+/// Like the step `tests`, the command selects the whole workspace. So cargo enables the same
+/// features, and need not build the crates again.
 fn workspace_test(root: &Path, name: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).args(["test", "--workspace", "--test", name]);
     command
 }
 
-/// Runs cargo with `words`.
 pub(crate) fn cargo(root: &Path, words: &[&str]) -> Outcome {
     let mut command = Command::new("cargo");
     command.current_dir(root).args(words);
     process::run(&mut command, STEP_LIMIT).outcome(&format!("cargo {}", words[0]))
 }
 
-/// How a skipped step counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Skips {
     Count,
     Fail,
 }
 
-/// The outcomes of the steps of a run.
 #[derive(Debug)]
 pub(crate) struct Tally {
     start: Instant,
@@ -177,12 +163,10 @@ pub(crate) struct Tally {
     passed: u32,
     failed: u32,
     skipped: u32,
-    /// Names of the steps that were skipped.
     left_out: Vec<String>,
 }
 
 impl Tally {
-    /// Returns an empty tally of the outcomes of the steps of a run.
     pub(crate) fn new() -> Self {
         let list = env::var("COREWALK_REQUIRE").unwrap_or_default();
         Self::with(if demands_all(&list) { Skips::Fail } else { Skips::Count })
@@ -200,7 +184,6 @@ impl Tally {
         }
     }
 
-    /// Runs `step` and counts its outcome.
     pub(crate) fn step(&mut self, name: &str, step: impl FnOnce() -> Outcome) {
         println!("=== {name}");
         let (start, cpu) = (Instant::now(), process::thread_cpu());
@@ -223,11 +206,6 @@ impl Tally {
         self.lines.push(line);
     }
 
-    /// Runs the steps of several lanes at the same time.
-    ///
-    /// # Panics
-    ///
-    /// Panics if a lane does.
     fn side_by_side<const LANES: usize>(&mut self, lanes: [Lane<'_>; LANES]) {
         let skips = self.skips;
         let tallies = process::side_by_side(lanes.map(|lane| {
@@ -246,7 +224,6 @@ impl Tally {
         }
     }
 
-    /// Prints all steps and the counts. Returns the outcome of the run.
     pub(crate) fn finish(self) -> Outcome {
         let took = self.start.elapsed().as_secs_f64();
         println!("\n{}\nall steps{took:>16.1} s", self.lines.join("\n"));
@@ -259,8 +236,8 @@ impl Tally {
         }
     }
 
-    /// Prints all steps and the counts, like [`Tally::finish`]. The steps of this tally are
-    /// together one step of a larger run, which counts as skipped if one of them was skipped.
+    /// The steps of the tally count as one step of a larger run, which is skipped if one of them
+    /// was.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {
@@ -270,7 +247,6 @@ impl Tally {
     }
 }
 
-/// Returns true if the list `COREWALK_REQUIRE` allows no skipped step.
 fn demands_all(list: &str) -> bool {
     list.split(',').any(|word| word.trim() == "all")
 }

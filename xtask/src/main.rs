@@ -1,7 +1,7 @@
 //! The development tasks of this repository: `cargo xtask TASK`.
 //!
 //! The steps of continuous integration are in this program, and not in the configuration of a CI
-//! service, so that they run in the same way on a developer's machine. Each task is a module, which
+//! service. So they run in the same way on a developer's machine. Each task is a module, which
 //! prints its progress and returns an [`Outcome`].
 //!
 //! This program uses only the standard library, so that it builds in seconds and adds no
@@ -47,14 +47,12 @@ usage: cargo xtask TASK
 exit status: 0 passed or skipped, 1 failed, 2 invalid command line
 ";
 
-/// The result of a task or of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The task ran and found no fault.
     Passed,
-    /// The task failed. The text gives the reason in one line.
+    /// The text gives the reason in one line.
     Failed(String),
-    /// The reason why the task cannot run on this machine.
+    /// The reason why the task cannot run on the machine.
     Skipped(String),
 }
 
@@ -109,7 +107,7 @@ fn main() -> ExitCode {
     outcome.exit_code()
 }
 
-/// Returns the root of the repository: the parent directory of this crate.
+/// The parent directory of this crate.
 fn repository_root() -> PathBuf {
     let manifest = env!("CARGO_MANIFEST_DIR");
     PathBuf::from(manifest).parent().map_or_else(|| PathBuf::from("."), PathBuf::from)

@@ -16,14 +16,13 @@ use std::{path::Path, process::Command};
 /// A test, and the environment variables that make it run long.
 struct Long {
     name: &'static str,
-    /// The arguments of cargo.
     words: &'static [&'static str],
     variables: &'static [(&'static str, &'static str)],
 }
 
 const STEPS: &[(&str, &str)] = &[("COREWALK_DIFFERENTIAL_OPS", "1000000")];
 
-/// The cargo arguments for the POSIX suites, some over io_uring and others over `/dev/fuse`.
+/// Some of the suites run over io_uring, and others over `/dev/fuse`.
 const POSIX_SUITES: &[&str] = &[
     "xtask",
     "suites",
@@ -141,11 +140,8 @@ const LONG: [Long; 20] = [
     },
 ];
 
-/// Runs all tests and prints the outcome of each.
 pub(crate) fn run(root: &Path) -> Outcome {
     let mut tally = Tally::new();
-    // Build all crates, also the benchmarks (`lab`), with the cargo profile of measurements and
-    // releases.
     tally.step("release build", || ci::cargo(root, &["build", "--release", "--workspace"]));
     for long in &LONG {
         tally.step(long.name, || run_long(root, long));

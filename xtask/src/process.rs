@@ -21,32 +21,23 @@ use std::{
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// How long a killed process may take to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The nice value after [`give_way`]. With a higher one, a command could get so little of a busy
-/// processor that the watchdog of a test ends it.
+/// A higher nice value could leave a command so little of a busy processor that the watchdog of a
+/// test ends it.
 const NICE: u32 = 10;
 
 thread_local! {
-    /// The processor time of the commands that this thread has run, and of their children.
     static CPU: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The process exited with status 0.
     Well,
-    /// The process exited with this status, which is not 0.
     Exit(i32),
-    /// This signal killed the process.
     Signal(i32),
-    /// The process was killed after its time limit.
     TimedOut,
-    /// The process got SIGKILL but is blocked in the kernel.
     Stuck,
-    /// The process could not be started.
     NotStarted,
 }
 
@@ -59,8 +50,6 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of a command: exit status 0 is a pass, and any other end a failure.
-    /// `what` names the command.
     pub(crate) fn outcome(self, what: &str) -> Outcome {
         match self {
             Self::Well => Outcome::Passed,
@@ -73,7 +62,6 @@ impl Ended {
     }
 }
 
-/// Runs `command` with its output on the terminal. Kills it after `limit`.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     match command.stdin(Stdio::null()).process_group(0).spawn() {
         Ok(mut child) => wait(&mut child, limit),
@@ -84,8 +72,6 @@ pub(crate) fn run(command: &mut Command, limit: Duration) -> Ended {
     }
 }
 
-/// Runs `command` with its output in the file `log`, and returns the output. Kills the command
-/// after `limit`.
 pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> (Ended, String) {
     let redirected = File::create(log).and_then(|file| Ok((file.try_clone()?, file)));
     let ended = match redirected {
@@ -99,11 +85,6 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> 
     (ended, String::from_utf8_lossy(&output).into_owned())
 }
 
-/// Runs all tasks at the same time, each in a new thread. Returns what they return.
-///
-/// # Panics
-///
-/// Panics if a task does.
 pub(crate) fn side_by_side<T: Send, const COUNT: usize>(
     tasks: [impl FnOnce() -> T + Send; COUNT],
 ) -> [T; COUNT] {
@@ -113,13 +94,11 @@ pub(crate) fn side_by_side<T: Send, const COUNT: usize>(
     })
 }
 
-/// Returns the processor time of the commands that this thread has run, and of their children.
 pub(crate) fn thread_cpu() -> Duration {
     CPU.get()
 }
 
-/// Lets the commands that this thread runs later have only a small share of a busy processor. If
-/// that fails, they run as usual.
+/// Commands that this thread starts later get only a small share of a busy processor.
 pub(crate) fn give_way() {
     let task = fs::read_link("/proc/thread-self").unwrap_or_default();
     if let Some(task) = task.file_name() {
@@ -130,7 +109,6 @@ pub(crate) fn give_way() {
     }
 }
 
-/// Waits for `child`. Kills its process group after `limit`.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     match poll(child, limit) {
         Some(ended) => ended,
@@ -141,11 +119,11 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     }
 }
 
-/// Waits for `child`. Returns None if it has not ended within `limit`.
+/// Returns None if `child` has not ended within `limit`.
 pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     let deadline = Instant::now() + limit;
     loop {
-        // Read the time before the wait, which removes the process.
+        // The wait removes the process, and its time with it.
         let cpu = cpu_of(child.id());
         match child.try_wait() {
             Ok(Some(status)) => {
@@ -159,36 +137,35 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     }
 }
 
-/// Returns the processor time of the process `pid` and of its children that have ended.
+/// Includes the children of the process that have ended.
 fn cpu_of(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
 }
 
-/// Returns the sum of the fields `utime`, `stime`, `cutime` and `cstime` of `stat`, the text of
-/// `/proc/PID/stat`, in clock ticks of 10 ms.
+/// Sums the fields `utime`, `stime`, `cutime` and `cstime` of `/proc/PID/stat`. A clock tick is 10
+/// ms.
 fn ticks(stat: &str) -> Option<u64> {
-    // Skip the name of the program, which ends at the last parenthesis of the line.
+    // The name of the program ends at the last parenthesis, and may contain spaces.
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').skip(11).take(4).map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// Kills `child` and its process group, and waits for it.
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // The child may not lead its process group, so kill it by its own pid as well.
+    // If the child leads no process group, only its own pid reaches it.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }
 
-/// Sends the signal `name` to `target`, a pid, or a process group with a `-` before its number.
+/// `target` is a pid, or a process group with a `-` before its number.
 pub(crate) fn signal(target: &str, name: &str) {
     let sent = Command::new("kill").args(["-s", name, "--", target]).stderr(Stdio::null()).status();
-    // Ignore an error: it means that the target has already ended.
+    // An error means that the target has already ended.
     drop::<io::Result<ExitStatus>>(sent);
 }
 
-/// Calls `is_done` until it returns true. Returns false if that takes longer than `limit`.
+/// Returns false if `is_done` does not return true within `limit`.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {
@@ -202,7 +179,6 @@ pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> 
     }
 }
 
-/// Returns true if `program` is found in `PATH`.
 pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())

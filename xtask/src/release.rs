@@ -17,10 +17,9 @@ use std::{
     process::Command,
 };
 
-/// The packages that are not published.
 const UNPUBLISHED: [&str; 3] = ["corewalk-lab", "corewalk-testkit", "xtask"];
 
-/// Compiles the workspace with the oldest compiler that its manifest promises to support.
+/// The manifest promises to support this compiler.
 pub(crate) fn oldest_compiler(root: &Path) -> Outcome {
     let manifest = match fs::read_to_string(root.join("Cargo.toml")) {
         Ok(manifest) => manifest,
@@ -41,7 +40,6 @@ pub(crate) fn oldest_compiler(root: &Path) -> Outcome {
     process::run(&mut check, STEP_LIMIT).outcome("cargo check")
 }
 
-/// Checks licences and sources of all dependencies against `deny.toml`.
 pub(crate) fn licences(root: &Path) -> Outcome {
     let mut deny = match installed(root, "cargo-deny") {
         Ok(program) => Command::new(program),
@@ -51,8 +49,7 @@ pub(crate) fn licences(root: &Path) -> Outcome {
     process::run(&mut deny, STEP_LIMIT).outcome("cargo deny")
 }
 
-/// Compares the public interfaces with those of the last release. Fails after an incompatible
-/// change, unless the manifest has a new major version.
+/// Fails after an incompatible change, unless the manifest has a new major version.
 pub(crate) fn interfaces(root: &Path) -> Outcome {
     let Some(tag) = last_release(root) else {
         return Outcome::Skipped("there is no release to compare with".to_owned());
@@ -66,14 +63,13 @@ pub(crate) fn interfaces(root: &Path) -> Outcome {
     process::run(&mut compare, STEP_LIMIT).outcome("cargo semver-checks")
 }
 
-/// Builds all published crates from their packages, which fails if a file is missing in a package.
+/// Fails if a file is missing in a package.
 pub(crate) fn packages(root: &Path) -> Outcome {
     let mut words = vec!["publish", "--dry-run", "--workspace"];
     UNPUBLISHED.iter().for_each(|name| words.extend(["--exclude", name]));
     ci::cargo(root, &words)
 }
 
-/// Installs a subcommand of cargo below `target`, and returns its path.
 fn installed(root: &Path, name: &str) -> Result<PathBuf, Outcome> {
     let tools = root.join("target/tools");
     let mut install = Command::new("cargo");
@@ -84,7 +80,6 @@ fn installed(root: &Path, name: &str) -> Result<PathBuf, Outcome> {
     }
 }
 
-/// Returns the tag of the last release before the current commit.
 fn last_release(root: &Path) -> Option<String> {
     let mut describe = Command::new("git");
     describe.current_dir(root).args(["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]);
@@ -92,7 +87,6 @@ fn last_release(root: &Path) -> Option<String> {
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
-/// Returns the value of `rust-version` in a manifest.
 fn rust_version(manifest: &str) -> Option<&str> {
     let line = manifest.lines().find_map(|line| line.strip_prefix("rust-version"))?;
     Some(line.trim_start_matches([' ', '=']).trim().trim_matches('"'))

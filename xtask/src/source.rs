@@ -16,10 +16,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Directories without source files of this repository.
 const SKIPPED_FOLDERS: [&str; 4] = ["target", ".git", "shared", "node_modules"];
 
-/// One line of a Rust file, split into code and comment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Line {
     /// The code, without the content of strings.
@@ -29,38 +27,30 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Returns the text of a doc comment, or None if the line is no doc comment.
+    /// Returns None if the line is no doc comment.
     pub(crate) fn doc(&self) -> Option<&str> {
         let text = self.comment.strip_prefix(['/', '!'])?;
         self.code.trim().is_empty().then_some(text)
     }
 }
 
-/// A Rust file, split into code and comments.
 #[derive(Debug)]
 pub(crate) struct RustFile {
-    /// The path, relative to the root of the repository.
     pub(crate) path: String,
     pub(crate) lines: Vec<Line>,
 }
 
 impl RustFile {
-    /// Splits the text of the file `path`.
     pub(crate) fn parse(path: &str, text: &str) -> Self {
         Self { path: path.to_owned(), lines: Scanner::new(text).scan() }
     }
 
-    /// Returns the code of the file without its comments. Each line ends with a line break.
+    /// Each line ends with a line break.
     pub(crate) fn code(&self) -> String {
         self.lines.iter().flat_map(|line| [line.code.as_str(), "\n"]).collect()
     }
 }
 
-/// Returns the paths of the files below `root` that have one of `extensions`, sorted.
-///
-/// # Errors
-///
-/// The error of a directory that cannot be read.
 pub(crate) fn collect_files(root: &Path, extensions: &[&str]) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -85,16 +75,10 @@ pub(crate) fn collect_files(root: &Path, extensions: &[&str]) -> io::Result<Vec<
     Ok(found)
 }
 
-/// Returns `path` relative to `root`, with `/` as separator.
 pub(crate) fn relative(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/")
 }
 
-/// Reads all Rust files below `root`, and splits each line into code and comment.
-///
-/// # Errors
-///
-/// The error of a file or directory that cannot be read.
 pub(crate) fn collect_rust(root: &Path) -> io::Result<Vec<RustFile>> {
     collect_files(root, &["rs"])?
         .iter()
@@ -102,7 +86,6 @@ pub(crate) fn collect_rust(root: &Path) -> io::Result<Vec<RustFile>> {
         .collect()
 }
 
-/// Returns true if `text` contains `word` with no letter, digit or underscore beside it.
 pub(crate) fn has_word(text: &str, word: &str) -> bool {
     let is_inner = |letter: char| letter.is_alphanumeric() || letter == '_';
     text.match_indices(word).any(|(at, _)| {
@@ -157,7 +140,6 @@ impl Scanner {
         }
     }
 
-    /// Drops the next character. A line break starts a new line.
     fn skip(&mut self) {
         if self.peek(0) == Some('\n') {
             self.lines.push(Line::default());
@@ -244,7 +226,6 @@ impl Scanner {
         }
     }
 
-    /// Consumes a character literal, or the quote that starts a lifetime.
     fn quote(&mut self) {
         let is_escaped = self.peek(1) == Some('\\');
         let is_literal = is_escaped || self.peek(2) == Some('\'');

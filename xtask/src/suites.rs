@@ -19,8 +19,9 @@
 //!
 //! # The program
 //!
-//! The program under test is `target/release/corewalk`, that in `target/debug` for `cargo xtask
-//! ci`, or the path in `COREWALK_PROGRAM`. The suites expect three things of it.
+//! `COREWALK_PROGRAM` has the path of the program under test. By default it is
+//! `target/release/corewalk`, and for `cargo xtask ci` `target/debug/corewalk`. The suites expect
+//! three things of it.
 //!
 //! - `corewalk mount tmpfs MNT -o OPTIONS` stays in the foreground, and prints the line `mounted
 //!   tmpfs on MNT` when the mount is ready.
@@ -57,13 +58,12 @@ use std::{
     time::Duration,
 };
 
-/// The environment variable with the path of the program under test.
 const PROGRAM: &str = "COREWALK_PROGRAM";
 
-/// The option with which this program runs itself inside the namespaces.
+/// This program runs itself with the option inside the namespaces.
 pub(crate) const INSIDE: &str = "--inside";
 
-/// The suites of continuous integration, short ones first.
+/// Short suites come first.
 pub(crate) const CI: [&str; 33] = [
     "kill9",
     "hang",
@@ -100,30 +100,22 @@ pub(crate) const CI: [&str; 33] = [
     "ipc-postgres",
 ];
 
-/// The exit status by which the process inside the namespaces reports a skipped suite, as in
-/// automake.
+/// With this exit status, a process inside the namespaces reports that its suite was skipped, as
+/// with automake.
 const SKIPPED_STATUS: i32 = 77;
 
-/// Maximum number of attempts to download a tool.
 const INSTALL_TRIES: u32 = 3;
 
-/// The programs that pjdfstest needs, with the names of their Debian packages.
 const PJDFSTEST_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev")];
 
-/// The program of PostgreSQL that a cluster file system needs in a suite, with the name of its
-/// package.
 const CLUSTER_NEEDS: &[(&str, &str)] = &[("pgbench", "postgresql")];
 
-/// The needs of pjdfstest on a cluster file system.
 const PJDFSTEST_CLUSTER_NEEDS: &[(&str, &str)] =
     &[("setfacl", "acl"), ("cc", "gcc"), ("libacl.so", "libacl1-dev"), ("pgbench", "postgresql")];
 
-/// The programs that fsx on two mounts needs. A C library, built with `cc`, spreads its calls over
-/// the mounts.
 const FSX_TWO_MOUNTS_NEEDS: &[(&str, &str)] = &[("cc", "gcc"), ("pgbench", "postgresql")];
 
-/// The programs that run on two mounts.
 const PROGRAMS_NEEDS: &[(&str, &str)] = &[
     ("diff", "diffutils"),
     ("git", "git"),
@@ -133,15 +125,11 @@ const PROGRAMS_NEEDS: &[(&str, &str)] = &[
     ("pgbench", "postgresql"),
 ];
 
-/// The program that creates the ext4 file system for comparison, with the name of its package.
 const XATTR_NEEDS: &[(&str, &str)] = &[("mkfs.ext4", "e2fsprogs")];
 
-/// A suite.
 struct Suite {
     name: &'static str,
-    /// The programs and libraries that the suite needs, each with the name of its Debian package.
     needs: &'static [(&'static str, &'static str)],
-    /// The time limit of the whole suite.
     limit: Duration,
     run: fn(&Site) -> Outcome,
 }
@@ -272,13 +260,11 @@ const SUITES: [Suite; 33] = [
     },
 ];
 
-/// Prints the names of the suites.
 pub(crate) fn list() -> Outcome {
     SUITES.iter().for_each(|suite| println!("{}", suite.name));
     Outcome::Passed
 }
 
-/// Runs the suites `names`, or all suites if there are no names.
 pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
     if let Some(unknown) = names.iter().find(|name| find(name).is_none()) {
         let line = format!("unknown suite {unknown}; cargo xtask suites --list prints the names");
@@ -292,8 +278,7 @@ pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
     tally.finish()
 }
 
-/// Runs the suite `name` in new namespaces, with the programs in the folder `profile` of the target
-/// folder.
+/// The programs are in the folder `profile` of the target folder.
 pub(crate) fn run_one(root: &Path, profile: &str, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
@@ -334,12 +319,11 @@ pub(crate) fn run_one(root: &Path, profile: &str, name: &str) -> Outcome {
     }
 }
 
-/// Returns true if the suite `name` mounts a file system. The suites of System V IPC do not.
 fn has_mount(name: &str) -> bool {
     !name.starts_with("ipc-")
 }
 
-/// Runs the suite `name` in this process, which [`run_one`] has started in new namespaces.
+/// Runs in the process that [`run_one`] has started in new namespaces.
 pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
@@ -353,8 +337,6 @@ pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     (suite.run)(&site)
 }
 
-/// Returns the exit status by which the process inside the namespaces reports the outcome to
-/// [`run_one`].
 pub(crate) fn inside_status(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Passed => ExitCode::SUCCESS,
@@ -373,7 +355,6 @@ fn find(name: &str) -> Option<&'static Suite> {
     SUITES.iter().find(|suite| suite.name == name)
 }
 
-/// Returns the program under test.
 fn program(root: &Path, profile: &str) -> PathBuf {
     match env::var_os(PROGRAM) {
         Some(path) => PathBuf::from(path),

@@ -28,7 +28,6 @@ use crate::source::RustFile;
 use crate::{Outcome, source};
 use std::{fmt, fs, io, path::Path};
 
-/// A line that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     path: String,
@@ -49,13 +48,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A crate's manifest.
 pub(crate) struct Manifest {
     path: String,
     text: String,
 }
 
-/// Checks the repository at `root`, and prints the findings.
 pub(crate) fn run(root: &Path) -> Outcome {
     match collect_findings(root) {
         Ok(findings) if findings.is_empty() => {
@@ -107,7 +104,6 @@ fn collect_findings(root: &Path) -> io::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Returns the line numbers of the findings of `rule` in a file with the text `text`.
 #[cfg(test)]
 fn lines_found(rule: impl Fn(&RustFile) -> Vec<Finding>, path: &str, text: &str) -> Vec<usize> {
     rule(&RustFile::parse(path, text)).into_iter().map(|finding| finding.line).collect()

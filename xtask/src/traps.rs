@@ -22,31 +22,26 @@ use std::{
     path::Path,
 };
 
-/// The traps (numbered bugs of other systems) that this project must cover. All others are about
-/// parts that do not exist yet.
+/// Traps that the project must cover. All other traps are about parts that do not exist yet.
 const DEMANDED: [(char, RangeInclusive<u32>); 5] =
     [('T', 1..=51), ('T', 54..=57), ('P', 1..=13), ('I', 1..=18), ('X', 1..=10)];
 
 const RACES: &str = "docs/developing/races.md";
 
-/// The directory of xtask, whose tests contain samples of doc comments that cite traps.
+/// Tests of xtask contain samples of doc comments that cite traps, so this directory is left out.
 const OWN_FOLDER: &str = "xtask/";
 
-/// Whether the command `traps` fails if a trap (a known bug of other systems) has neither a test
-/// nor a written reason why it cannot happen.
+/// Whether the command `traps` fails if a trap has neither a test nor a written reason why it
+/// cannot happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
-    /// List all traps, the open ones included.
     Report,
-    /// List the open traps alone, and fail if there is one.
     Demand,
 }
 
-/// The letter and the number of a trap, for example T13.
 type Trap = (char, u32);
 
-/// Prints the tests of each trap (known bug), or the written argument that covers it. With
-/// [`Strictness::Demand`], prints only open traps, since a long table would push earlier output off
+/// [`Strictness::Demand`] prints only open traps, since a long table would push earlier output off
 /// the screen.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
@@ -92,7 +87,6 @@ fn demanded() -> impl Iterator<Item = Trap> {
     DEMANDED.into_iter().flat_map(|(letter, numbers)| numbers.map(move |number| (letter, number)))
 }
 
-/// Returns the traps that tests of `file` cite, with the file, the line and the name of the test.
 fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     let mut found = Vec::new();
     let mut docs = String::new();
@@ -117,7 +111,7 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Returns true for a line with only a comment, which may stand between a doc comment and its item.
+/// Lines with only a comment may stand between a doc comment and its item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }
@@ -131,7 +125,7 @@ fn item_name(code: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-/// Returns the traps that `docs` cites as `Trap T1.` or `Traps T1, T2 and P3.`.
+/// The forms are `Trap T1.` and `Traps T1, T2 and P3.`.
 fn cited(docs: &str) -> Vec<Trap> {
     let mut traps = Vec::new();
     for (at, keyword) in docs.match_indices("Trap") {
@@ -148,8 +142,7 @@ fn cited(docs: &str) -> Vec<Trap> {
     traps
 }
 
-/// Returns the traps for which `races` (`docs/developing/races.md`) gives the reason why they
-/// cannot happen.
+/// `docs/developing/races.md` gives the reason why some traps cannot happen.
 fn argued(races: &str) -> BTreeMap<Trap, String> {
     let line = |line: &str| {
         let (names, why) = line.strip_prefix("- ")?.split_once(": ")?;
@@ -163,8 +156,8 @@ fn argued(races: &str) -> BTreeMap<Trap, String> {
         .collect()
 }
 
-/// Returns the names of tests in backticks in `races` that no file defines. A name with at least
-/// three underscores is that of a test.
+/// Returns the names of tests that `races` has in backticks and no file defines. A name with at
+/// least three underscores is that of a test.
 fn missing_tests(races: &str, files: &[RustFile]) -> Vec<String> {
     let defined: BTreeSet<&str> = files
         .iter()

@@ -2,8 +2,8 @@
 //!
 //! # Reaching a junction
 //! A junction is a directory of a cluster file system on which its mounts show another file system.
-//! The command changes an extended attribute of this directory. Where the other file system is
-//! mounted, it hides the directory. So the command clones the outer mount without the mounts on it
+//! The command changes an extended attribute of this directory. But the other file system, once it
+//! is mounted, hides the directory. So the command clones the outer mount without the mounts on it
 //! (`open_tree` with `OPEN_TREE_CLONE`), and opens the directory in the clone.
 
 use std::io::Write as _;
@@ -22,10 +22,8 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::failure::Failure;
 use crate::source::parse_url;
 
-/// How long the command waits until the mount has mounted the other file system on a new junction.
 const LIMIT: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(50);
-/// The longest URL of a junction, in bytes.
 const URL_BYTES_MAX: usize = 4096;
 
 /// The command line.
@@ -115,12 +113,10 @@ fn print(directory: &OwnedFd, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// Returns the device number of a directory. It changes when a file system is mounted there.
 fn device(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|stat| stat.dev())
 }
 
-/// Fails if the parent directory of `path` is not in a cluster file system.
 fn check_cluster(path: &Path) -> Result<(), Failure> {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(root_of(above(path)), XATTR_STAT, &mut text[..]).unwrap_or(0);
@@ -131,7 +127,6 @@ fn check_cluster(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the directory that contains the last name of `path`.
 fn above(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => ".".into(),
@@ -140,7 +135,6 @@ fn above(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns the root of the mount that contains the directory `path`.
 fn root_of(path: PathBuf) -> PathBuf {
     let Ok(mut path) = path.canonicalize() else { return path };
     let inside = device(&path);
@@ -150,7 +144,7 @@ fn root_of(path: PathBuf) -> PathBuf {
     path
 }
 
-/// Opens the directory `path` itself, even if a file system is mounted on it.
+/// Opens the directory of a junction, although another file system is mounted on it.
 fn open_below_mounts(path: &Path) -> Result<OwnedFd, Errno> {
     let name = path.file_name().ok_or(Errno::BUSY)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

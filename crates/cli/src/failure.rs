@@ -5,31 +5,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-/// The exit status for an invalid command line.
 pub(crate) const USAGE: u8 = 2;
 
-/// Why a command failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// The command line is invalid. Exit status 2.
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// The command has failed with an exit status of its own. For example, `fsck` has the exit
-    /// statuses of fsck(8). The fields are the exit status and the line to print.
+    /// A command with an exit status of its own: `fsck` has those of fsck(8).
     Command(u8, String),
-    /// The command has failed, and this process or its child has already printed why. The field is
-    /// the exit status.
+    /// This process or its child has already printed the reason.
     Reported(u8),
 }
 
 impl Failure {
-    /// Returns the failure of an operation on `subject`, for example on a path.
     pub(crate) fn of(subject: impl Display, reason: impl Display) -> Failure {
         Failure::Failed(format!("{subject}: {reason}"))
     }
 
-    /// Prints the line on standard error and returns the exit status.
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Failure::Usage(line) => {
@@ -49,10 +43,10 @@ impl Failure {
     }
 }
 
-/// Runs the closure `step`. If it panics, returns the panic as a failure, and prints nothing.
+/// A panic becomes a failure, and prints nothing.
 ///
-/// The failure has the message of the panic and its code location. While `step` runs, panics of
-/// other threads print no message either, because the panic hook belongs to the process.
+/// A panic hook belongs to the whole process. So panics of all threads print no message while
+/// `step` runs.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();
@@ -70,8 +64,6 @@ pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, F
     })
 }
 
-/// Returns the text as one line. A line break in the text, for example in a path, is replaced by
-/// `\n`.
 fn one_line(text: &str) -> String {
     text.trim_end().replace('\n', "\\n")
 }

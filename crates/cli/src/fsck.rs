@@ -1,8 +1,7 @@
 //! `corewalk fsck`: checks an unmounted store or a cluster file system.
 //!
-//! The exit statuses are those of fsck(8), even for an invalid command line. In fsck(8), the
-//! statuses 1 and 2 of the other subcommands mean "errors corrected" and "the system should be
-//! rebooted".
+//! The exit statuses are those of fsck(8), even for an invalid command line. The other subcommands
+//! fail with 1 or 2, which in fsck(8) mean "errors corrected" and "the system should be rebooted".
 //!
 //! If a process has the store open, the check waits up to 5 seconds, as a mount does: a server
 //! whose mount was just unmounted soon closes the store. A cluster file system may be mounted
@@ -52,7 +51,6 @@ pub(crate) struct Arguments {
     remove_strays: bool,
 }
 
-/// Checks the file system and prints the errors and the totals.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (text, is_clean) = match Source::parse(&arguments.source) {
         Ok(Source::Store(_)) if arguments.remove_strays => {
@@ -98,7 +96,6 @@ fn operational(failure: Failure) -> Failure {
     }
 }
 
-/// Returns findings, one a line.
 fn listed(findings: &[impl Display]) -> String {
     findings.iter().map(|finding| format!("{finding}\n")).collect()
 }

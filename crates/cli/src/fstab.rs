@@ -61,8 +61,7 @@ struct Arguments {
     is_verbose: bool,
 }
 
-/// Returns true if this process was started under a name such as `mount.corewalk`, as mount(8)
-/// starts its helpers.
+/// mount(8) starts its helpers under names such as `mount.corewalk`.
 pub(crate) fn is_called() -> bool {
     let name = std::env::args_os().next().unwrap_or_default();
     Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
@@ -87,19 +86,19 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     }
     let line = mount::start(&plain)?;
     if arguments.is_verbose {
-        // Ignore an error of the write: even if this message cannot be printed, the mount is ready.
+        // The mount is ready even if the message cannot be printed.
         let _ = std::io::stdout().write_all(&line);
     }
     Ok(())
 }
 
-/// Returns `failure` with the exit status that mount(8) has for it.
+/// mount(8) has other exit statuses than this program.
 fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),
         Failure::Failed(line) | Failure::Command(_, line) => Failure::Command(FAILED, line),
-        // The background process has printed its error. Translate its exit status to the one that
-        // mount(8) has for the same failure.
+        // The background process has already printed its error. Only its exit status must become
+        // that of mount(8).
         Failure::Reported(2) => Failure::Reported(USAGE),
         Failure::Reported(_) => Failure::Reported(FAILED),
     }

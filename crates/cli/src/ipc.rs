@@ -42,7 +42,6 @@ enum Command {
     Serve(serve::Arguments),
 }
 
-/// Runs the subcommand.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Exec(arguments) => exec::run(arguments),

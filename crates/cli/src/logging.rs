@@ -17,8 +17,8 @@ use std::sync::Mutex;
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Maximum length of a log message in bytes, with its line break. It is below `PIPE_BUF` (pipe(7)).
-/// So if poll(2) reports a pipe as writable, the pipe takes the whole message.
+/// The longest line of the log. It is shorter than `PIPE_BUF`, so a pipe that poll(2) reports as
+/// writable takes the whole line.
 const LINE_BYTES_MAX: usize = 512;
 
 struct Stderr;
@@ -48,11 +48,10 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Writes a line to `out`. Drops the line if `out` is closed or cannot take the line without
-/// blocking.
+/// The line is dropped if `out` is closed or would block.
 fn write_line(out: &impl AsFd, text: &str) {
-    // The lock is held from poll(2) to write(2). Otherwise another thread could fill the pipe
-    // behind standard error in between, and write(2) would block.
+    // Without the lock, another thread could fill the pipe between poll(2) and write(2), and
+    // write(2) would block.
     static WRITE: Mutex<()> = Mutex::new(());
     let _guard = WRITE.lock();
     let mut line = text.replace('\n', "\\n");
@@ -80,7 +79,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns all bytes in the pipe.
     fn drain(end: &impl AsFd) -> Vec<u8> {
         let (mut all, mut part) = (Vec::new(), [0; 8192]);
         while let Ok(len @ 1..) = rustix::io::read(end, &mut part) {
@@ -89,8 +87,8 @@ mod tests {
         all
     }
 
-    /// The message of a panic must not stop the server, even if the log is a full pipe in blocking
-    /// mode. Trap X3 in `traps.md`.
+    /// A panic must not stop the server, even if the log is a full pipe in blocking mode. Trap X3
+    /// in `traps.md`.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

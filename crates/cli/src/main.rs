@@ -35,8 +35,7 @@ use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
-/// Stack size of the thread that runs the command, in bytes. The stack of the first thread has the
-/// size of `ulimit -s`, which may be too small.
+/// The stack of the first thread has the size of `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
 
 /// The end of the help of the program.
@@ -76,14 +75,13 @@ enum Command {
 
 fn main() -> ExitCode {
     match thread::Builder::new().stack_size(STACK_BYTES).spawn(run) {
-        // The thread that runs the command has panicked, and the panic message is in the log.
-        // Return 101, the exit status of Rust programs after a panic.
+        // The thread has panicked, and the message is in the log. 101 is the exit status of Rust
+        // programs after a panic.
         Ok(command) => command.join().unwrap_or(ExitCode::from(101)),
         Err(error) => Failure::of("cannot start a thread", error).report(),
     }
 }
 
-/// Runs the command line and reports its failure.
 fn run() -> ExitCode {
     logging::start();
     signals::survive_file_size_limit();
@@ -111,16 +109,16 @@ fn run() -> ExitCode {
     }
 }
 
-/// Reports why clap did not accept the command line, and returns the exit status.
+/// Reports why clap did not accept the command line.
 ///
-/// Help and version are printed as clap prints them. Any other mistake is printed as one line, and
-/// the exit status is `status`.
+/// clap itself prints help and version. Any other mistake is one line, with the exit status
+/// `status`.
 fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Ignore an error: if the help text cannot be written, the pipe has no reader any more.
+            // A pipe without a reader may refuse the help.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }
@@ -131,8 +129,7 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     }
 }
 
-/// Returns the first paragraph of an error message of clap as one line. The rest of the message
-/// consists of hints and the usage.
+/// A message of clap consists of the mistake, hints and the usage, in paragraphs.
 fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);

@@ -31,7 +31,6 @@ pub(crate) struct Arguments {
     force: bool,
 }
 
-/// Makes the file system, and prints that it is made.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Some(text) = arguments.url.to_str().filter(|text| text.starts_with(SCHEME)) else {
         let url = arguments.url.display();

@@ -188,14 +188,12 @@ impl Arguments {
         Arguments { source, mountpoint, options, daemon, background, above }
     }
 
-    /// Returns the parsed source and options.
     fn plan(&self) -> Result<(Source, Plan), Failure> {
         let source = Source::parse(&self.source)?;
         Ok((source, Plan::parse(source, &self.options)?))
     }
 }
 
-/// Checks the command line but mounts nothing.
 pub(crate) fn check(arguments: &Arguments) -> Result<(), Failure> {
     arguments.plan().map(drop)
 }
@@ -205,7 +203,6 @@ pub(crate) fn start(arguments: &Arguments) -> Result<Vec<u8>, Failure> {
     daemon::start(&arguments.source, &arguments.mountpoint, &arguments.options)
 }
 
-/// Mounts, serves and unmounts.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.daemon {
         let line = start(arguments)?;
@@ -226,7 +223,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(cluster) = &opened.cluster {
         junctions::check_circle(cluster.id(), &arguments.above, path)?;
     }
-    // Otherwise a signal during mount(2) would leave the mount behind.
+    // A signal during mount(2) would leave the mount behind, so the handlers are installed first.
     let signals = EndSignals::watch().map_err(|error| Failure::of(path.display(), error))?;
     let created = CreatedMountpoint::create(path)?;
     let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
@@ -260,12 +257,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Write all cached changes now, even after a lazy unmount. Programs that still have files open
-    // may write later, but the file system is gone for them.
+    // Cached changes are written even after a lazy unmount. Programs that still have files open may
+    // write later, but the file system is gone for them.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| progress::close(&cluster)));
-    // End the mounts of junctions last. They may take long to end, and work without this file
-    // system.
+    // The mounts of junctions may take long to end, and do not need the mount above them. So they
+    // end last.
     drop(junctions);
     drop(created);
     synced.map_err(|error| {
@@ -275,7 +272,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     served.map_err(|error| Failure::of(path.display(), error))
 }
 
-/// Mounts the junctions of a cluster file system that is mounted on `path`.
 fn cross(
     arguments: &Arguments,
     cluster: Option<&Arc<ClusterFs>>,
@@ -286,8 +282,7 @@ fn cross(
     Junctions::start(cluster.clone(), path, Inherited { options, above }).map(Some)
 }
 
-/// Prints that the mount is ready. The line has the bytes of the paths as on the command line, even
-/// if they are not UTF-8.
+/// The printed paths may be no UTF-8, so they are written as bytes.
 fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
     let (source, path) = (source.as_bytes(), path.as_os_str().as_bytes());
     let line = [b"mounted ", source, b" on ", path, b"\n"].concat();
@@ -297,20 +292,17 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// A mount point that this command has created.
-///
-/// Dropping the value removes the mount point through a descriptor of its parent, so it does not
-/// matter whether directories above it were renamed. If its name leads to another directory by
-/// then, nothing is removed.
+/// A mount point that this command has created. It is removed through a descriptor of its parent,
+/// whatever happens to the directories above. If the name leads to another directory by then,
+/// nothing is removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
     path: PathBuf,
-    /// The device and the inode number of the directory.
     identity: (u64, u64),
 }
 
 impl CreatedMountpoint {
-    /// Creates the mount point. Returns None if `path` already exists.
+    /// Returns None if `path` already exists.
     fn create(path: &Path) -> Result<Option<CreatedMountpoint>, Failure> {
         let failed = |error: std::io::Error| Failure::of(path.display(), error);
         match std::fs::create_dir(path) {

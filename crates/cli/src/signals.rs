@@ -14,9 +14,7 @@ use std::sync::Arc;
 use corewalk_base::signal_is_ignored;
 use signal_hook::consts::SIGXFSZ;
 
-/// Makes a write beyond `ulimit -f` fail with `EFBIG`, instead of ending the process by SIGXFSZ.
-///
-/// If SIGXFSZ was ignored at the start, it stays ignored, also in commands that this process runs.
+/// If SIGXFSZ was ignored at the start, it stays ignored, also in commands that the process runs.
 pub(crate) fn survive_file_size_limit() {
     if !signal_is_ignored(SIGXFSZ)
         && let Err(error) = signal_hook::flag::register(SIGXFSZ, Arc::default())

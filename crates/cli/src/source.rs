@@ -23,40 +23,32 @@ use corewalk_store::{OpenError, Store};
 use crate::failure::{Failure, without_panic_messages};
 use crate::mount::Plan;
 
-/// The start of a source that is a store.
 const STORE_PREFIX: &str = "store:";
 
-/// How long a mount waits for a store that is in use. umount(8) may return before the server has
+/// How long a mount waits for a store that is in use: umount(8) may return before the server has
 /// written its last commit.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The time between two attempts to open a store that another process has open.
 const BUSY_RETRY: Duration = Duration::from_millis(5);
 
-/// A source, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A file system in memory.
     Tmpfs,
-    /// A directory of the host. The path is leaked, so it is valid until the process ends.
+    /// The path is leaked, so it stays valid until the process ends.
     Host(&'static Path),
-    /// A store in a directory of the host.
     Store(&'static Path),
-    /// A cluster file system, by its URL, which is valid.
+    /// The URL was parsed successfully.
     Cluster(&'static str),
 }
 
-/// An open source.
 pub(crate) struct Opened {
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// The store, if the file system is a store. The server syncs it when the mount ends.
+    /// The server syncs the store when the mount ends.
     pub(crate) store: Option<Arc<Store>>,
-    /// The cluster file system, if it is one. The server closes it when the mount ends.
+    /// The server closes the cluster file system when the mount ends.
     pub(crate) cluster: Option<Arc<ClusterFs>>,
 }
 
 impl Source {
-    /// Parses the SOURCE argument.
-    ///
     /// # Errors
     /// [`Failure::Usage`] for an unknown source. [`Failure::Failed`] for a host directory that does
     /// not exist.
@@ -70,8 +62,8 @@ impl Source {
                 let line = "'store:' names no directory; name a store as store:DIR";
                 return Err(Failure::Usage(line.to_owned()));
             }
-            // Make the path absolute, because the background process changes its working directory.
-            // Do not resolve symbolic links: the store need not exist yet.
+            // The background process changes its working directory, so the path must be absolute.
+            // Symbolic links are not resolved, since the store need not exist yet.
             let path = Path::new(OsStr::from_bytes(path));
             let path =
                 std::path::absolute(path).map_err(|error| Failure::of(path.display(), error))?;
@@ -104,7 +96,6 @@ impl Source {
         )))
     }
 
-    /// Returns the name of the source for mount(8) and the mount table.
     pub(crate) fn name(self) -> OsString {
         match self {
             Source::Tmpfs => "tmpfs".into(),
@@ -114,24 +105,20 @@ impl Source {
         }
     }
 
-    /// Returns the default server options for a mount of this file system.
     pub(crate) fn server_options(self) -> Options {
         match self {
             // All changes come through this mount.
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
             // Other programs may change the directory on the host.
             Source::Host(_) => Options::shared(),
-            // Use no fixed timeouts: the back end says with each answer how long the kernel may
-            // keep it.
+            // The back end says with each answer how long the kernel may keep it, so there are no
+            // fixed timeouts.
             Source::Cluster(_) => Options::shared(),
         }
     }
 
-    /// Opens the file system.
-    ///
     /// # Errors
-    /// If the source is a host directory, the errno of opening it. If the source is a store or a
-    /// cluster file system, the error of opening it. A tmpfs causes no error.
+    /// The errno of opening a host directory, or the error of a store or a cluster file system.
     pub(crate) fn open(self, plan: &Plan) -> Result<Opened, Failure> {
         let opened = |fs| Opened { fs, store: None, cluster: None };
         match self {
@@ -152,7 +139,8 @@ impl Source {
             Source::Cluster(url) => {
                 let options = plan.cluster.clone().with_settings(object_settings());
                 let options = options.with_cache_bytes(plan.server.vfs.cache_bytes as usize);
-                // All threads fill its cache, and free what it drops.
+                // Threads free cache entries that other threads have allocated, and each heap only
+                // reuses its own memory.
                 heap::limit_heaps();
                 let fs = ClusterFs::open(&parse_url(url)?, &options);
                 let fs = Arc::new(fs.map_err(|error| Failure::of(url, error))?);
@@ -162,8 +150,8 @@ impl Source {
     }
 }
 
-/// Parses the URL of a cluster file system, and adds the password in `PGPASSWORD`. `PGSSLMODE` and
-/// `PGSSLROOTCERT` take the place of missing parameters of the URL.
+/// The password comes from `PGPASSWORD`. `PGSSLMODE` and `PGSSLROOTCERT` take the place of missing
+/// parameters of the URL.
 pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
     let mut full = text.to_owned();
     for (variable, name) in [("PGSSLMODE", "sslmode="), ("PGSSLROOTCERT", "sslrootcert=")] {
@@ -181,18 +169,16 @@ pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
     })
 }
 
-/// Returns the settings of the object store: the environment variables that other programs for S3
-/// use too.
+/// Other programs for S3 use the same environment variables.
 pub(crate) fn object_settings() -> Vec<(String, String)> {
     std::env::vars().filter(|(name, _)| name.starts_with("AWS_")).collect()
 }
 
-/// Opens the store in the directory `path` with `open`. If another process has the store open,
-/// waits up to [`BUSY_TIMEOUT`] for it.
+/// If another process has the store open, waits up to [`BUSY_TIMEOUT`] for it.
 ///
 /// # Errors
-/// The error of the store. If another process still has the store open, the error contains the pid
-/// of that process.
+/// The error of the store. If another process still has the store open, it contains the pid of that
+/// process.
 pub(crate) fn open_when_free<R>(
     path: &Path,
     open: impl Fn() -> Result<R, OpenError>,

@@ -9,7 +9,6 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
-/// The longest text of the counters, in bytes.
 const STAT_BYTES_MAX: usize = 64 << 10;
 
 /// The help on the counters.
@@ -103,7 +102,6 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Prints the counters.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = &arguments.mountpoint;
     let mut value = vec![0; STAT_BYTES_MAX];

@@ -43,15 +43,14 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::connection::DatabaseError;
 use crate::options::UrlError;
 
-/// How long one host may take to accept a connection, if the URL has no `connect_timeout=`.
+/// Time limit for a host to accept a connection, unless the URL has `connect_timeout=`.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// If the database's machine does not answer for this time, the connection is lost.
-/// `keepalives_idle=` and `tcp_user_timeout=` of the URL take precedence.
+/// A connection is lost if the database's machine does not answer for this time. `keepalives_idle=`
+/// and `tcp_user_timeout=` of the URL take precedence.
 const SILENCE_LIMIT: Duration = Duration::from_secs(15);
-/// The keepalive time of tokio-postgres for a URL that sets none.
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 60 * 60);
-/// The settings of each connection. They turn the timeouts of PostgreSQL off, which would end
-/// statements that wait for locks.
+/// The timeouts of PostgreSQL would end statements that wait for locks, so each connection turns
+/// them off.
 const SETTINGS: &str = "SELECT set_config(name, '0', false) FROM (VALUES ('statement_timeout'), \
                         ('lock_timeout'), ('idle_in_transaction_session_timeout'), \
                         ('idle_session_timeout'), ('transaction_timeout')) AS v (name) \
@@ -60,7 +59,6 @@ const SETTINGS: &str = "SELECT set_config(name, '0', false) FROM (VALUES ('state
                         SET default_transaction_read_only = off; \
                         SET default_transaction_isolation = 'read committed'";
 
-/// The half of a connection that moves bytes.
 pub(crate) type Wire = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
 #[derive(Clone)]
@@ -73,14 +71,11 @@ pub(crate) struct Address {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trust {
     Any,
-    /// Certificates that a root has signed.
     Signed,
-    /// Accept certificates that a root certificate has signed for the name of the host.
     Host,
 }
 
 impl Address {
-    /// Reads an address `USER@HOST/DATABASE` with parameters of libpq.
     pub(crate) fn parse(address: &str, parameters: &[&str]) -> Result<Address, UrlError> {
         let value = |name: &str| {
             let value = |pair: &&str| pair.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
@@ -124,7 +119,7 @@ impl Address {
         Ok(Address { config, tls: MakeRustlsConnect::new(tls) })
     }
 
-    /// Opens a connection. The caller must poll the [`Wire`].
+    /// The caller must poll the [`Wire`].
     pub(crate) async fn connect(&self) -> Result<(Client, Wire), DatabaseError> {
         let hosts = self.config.get_hosts().len().max(1) as u32;
         let limit = *self.config.get_connect_timeout().unwrap_or(&CONNECT_LIMIT) * hosts;
@@ -135,13 +130,12 @@ impl Address {
         }
     }
 
-    /// Opens a connection with the settings of this crate, and starts the task that runs it.
     pub(crate) async fn open(
         &self,
     ) -> Result<(Client, tokio::task::JoinHandle<()>), DatabaseError> {
         let (client, wire) = self.connect().await?;
         let task = tokio::spawn(async move {
-            // The error also reaches each statement that waits, which reports it.
+            // Each statement that waits gets the error too, and reports it.
             let _ = wire.await;
         });
         set_up(&client).await?;
@@ -159,7 +153,6 @@ impl fmt::Debug for Address {
     }
 }
 
-/// Returns the settings of TLS. `roots` is a file with certificates.
 fn client(trust: Trust, roots: Option<&str>) -> Result<ClientConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let inner = match trust {
@@ -198,11 +191,10 @@ fn read_roots(path: Option<&str>) -> Result<RootCertStore, String> {
     }
 }
 
-/// Checks the certificate of a server as far as `sslmode=` demands.
 #[derive(Debug)]
 struct Verifier {
     trust: Trust,
-    /// The full check. None if any certificate is good.
+    /// None if any certificate is good.
     inner: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }

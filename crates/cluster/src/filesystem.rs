@@ -38,26 +38,20 @@ use crate::options::{ClusterOptions, Place, Url};
 use crate::session::{Caches, Holder, Refusal, Session, keep_alive};
 
 const ROOT: u64 = 1;
-/// The part of the flags of open(2) that is not 0 if the file is open for writing.
+/// The bits of the open flags that are 0 only for a file that is open for reading.
 const O_ACCMODE: u32 = 3;
-/// The block of statfs(2).
 const BLOCK_BYTES: u64 = 4096;
-/// The free blocks (1 PiB) and free inodes that statfs(2) reports. They are constants, since the
-/// database sets no limit.
+/// The database sets no limit, so statfs(2) reports 1 PiB of free blocks.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 /// How long the end of a mount waits for a database that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// How many orphans are purged by one statement.
 const PURGE_COUNT: usize = 256;
-/// How many unused objects are removed at a time.
 const OBJECTS_COUNT: i32 = 64;
-/// The most such batches that one call of `maintain` removes.
 const COLLECT_ROUNDS: u32 = 64;
-/// How long an object stays after its last use by a file. In this time, a reader that still knows
-/// the old slices of the file (its references to objects) can finish.
+/// Unused objects stay for this time, so that readers that still know them can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
-/// How many calls of `maintain` pass between two searches for unused objects and for orphans of
-/// dead mounts. `maintain` is called once a second.
+/// `maintain` is called once a second. Every so many calls, it looks for unused objects and for
+/// orphans of dead mounts.
 const COLLECT_EVERY: u32 = 30;
 
 const STATFS: &str = "SELECT * FROM cw_statfs()";
@@ -79,7 +73,7 @@ const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ClusterFs {
-    /// The identity of the file system, which no other file system has.
+    /// No other file system has this identity.
     id: String,
     pub(crate) meta: Arc<Meta>,
     pub(crate) data: Files,
@@ -87,16 +81,13 @@ pub struct ClusterFs {
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
     has_locks: bool,
-    /// The last field, so that everything that uses the runtime is dropped before it.
+    /// The last field: everything that uses the runtime must be dropped before it.
     _runtime: Runtime,
 }
 
-/// The inodes without a name.
 #[derive(Debug, Default)]
 pub(crate) struct Nameless {
-    /// Inodes that the server still uses.
     pub(crate) used: HashSet<u64>,
-    /// Inodes that the server has forgotten, to be purged.
     forgotten: Vec<i64>,
 }
 
@@ -158,7 +149,7 @@ impl ClusterFs {
             Objects::open(&place, &options.settings).map_err(OpenError::Objects)
         });
         let objects = objects.inspect_err(|_| {
-            // Ignore an error: a session that cannot be ended dies by itself after its lease time.
+            // A session that cannot be ended dies by itself after its lease time.
             let _ = session.end();
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
@@ -208,13 +199,11 @@ impl ClusterFs {
         self.data.dirty_bytes.sum().max(0) as u64
     }
 
-    /// Returns an inode's attributes as a caller sees them. They include the size and the time of
-    /// writes that are not flushed yet, and how long the kernel may keep them.
+    /// Includes the size and the time of writes that are not flushed yet.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
         self.data.seen(self.meta.with_ttl(known, is_name_cached), known.inode.version)
     }
 
-    /// Returns the attributes of an inode that a change has returned.
     pub(crate) fn attr_after(&self, inode: Inode, is_name_cached: bool) -> Attr {
         let is_live = !self.meta.session.left().is_zero();
         let current = is_live.then(|| self.meta.cache.inode(inode.attr.ino)).flatten();
@@ -225,8 +214,7 @@ impl ClusterFs {
         self.attr(known, is_name_cached)
     }
 
-    /// Returns true if the periodic flush skips a file, because the file has no name, or because
-    /// this mount has lost locks on it.
+    /// A file without a name, or with lost locks, is not flushed periodically.
     fn is_kept(&self, ino: u64) -> bool {
         self.is_nameless(ino) || self.meta.has_lost_locks(ino)
     }
@@ -235,7 +223,6 @@ impl ClusterFs {
         self.nameless.lock().used.contains(&ino)
     }
 
-    /// Purges the orphans that the server has forgotten.
     fn purge(&self) -> Result<(), Errno> {
         loop {
             let batch: Vec<i64> = {
@@ -253,7 +240,6 @@ impl ClusterFs {
         }
     }
 
-    /// Purges the orphans of sessions that have ended.
     fn reap(&self) -> Result<(), Errno> {
         loop {
             let reply = self.meta.session.database.query(REAP, &[&(PURGE_COUNT as i32)])?;
@@ -265,7 +251,6 @@ impl ClusterFs {
         }
     }
 
-    /// Removes objects that no file uses any more.
     fn collect_objects(&self) -> Result<(), Errno> {
         let database = &self.meta.session.database;
         let age = OBJECT_AGE.as_secs_f64();
@@ -283,7 +268,6 @@ impl ClusterFs {
     }
 }
 
-/// Starts the async runtime of a mount, or of a tool that uses the database.
 pub(crate) fn new_runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -404,8 +388,8 @@ impl FileSystem for ClusterFs {
         }
     }
 
-    /// Each open file has a handle of its own, since the server ends the locks of an open file by
-    /// its handle.
+    /// The server ends the locks of an open file by its handle, so each open file has a handle of
+    /// its own.
     fn open(&self, node: Node<'_>, access: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
@@ -420,7 +404,7 @@ impl FileSystem for ClusterFs {
         true
     }
 
-    /// Writes the dirty bytes of the file, so that other mounts can read them after close(2).
+    /// After close(2), other mounts must be able to read the bytes. So they are flushed here.
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         self.meta.check_locks(node.ino(), node.handle())?;
         // No other mount can open a file without a name.
@@ -435,8 +419,7 @@ impl FileSystem for ClusterFs {
         if node.kind() != FileKind::Regular || node.handle() == 0 {
             return;
         }
-        // Flush again before the file is closed: since the last flush, the program may have written
-        // through a memory mapping.
+        // The program may have written through a memory mapping after the last flush.
         if let Err(errno) = self.flush(node) {
             log::error!("inode {}: bytes were not written when it was closed: {errno}", node.ino());
         }
@@ -555,7 +538,7 @@ impl FileSystem for ClusterFs {
         if is_turn {
             done.extend([self.reap(), self.collect_objects()]);
         }
-        // A step that fails does not keep the others from running.
+        // A failed step must not keep the others from running.
         for errno in done.into_iter().filter_map(Result::err) {
             log::warn!("deferred work is put off: {errno}");
         }
@@ -600,8 +583,8 @@ impl Leases for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // End the session, unless its lease time is over already. Otherwise changes of other mounts
-        // would have to wait for the end of the lease time.
+        // If the session did not end here, changes of other mounts would wait until its lease time
+        // is over.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {
@@ -616,7 +599,7 @@ impl std::fmt::Debug for ClusterFs {
     }
 }
 
-/// Returns the handle, unless the call comes through a file that is open for reading only.
+/// Returns None for a file that is open for reading only.
 pub(crate) fn writer(node: Node<'_>) -> Option<u64> {
     Some(node.handle()).filter(|handle| *handle == 0 || handle & 1 == 1)
 }

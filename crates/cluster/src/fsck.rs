@@ -46,14 +46,14 @@ pub enum Finding {
         /// The number that was counted.
         counted: i64,
     },
-    /// An inode without links must be an orphan of a session (a file without a name that is in
-    /// use), and an orphan must have no links. This inode breaks one of these rules.
+    /// An inode without links is no orphan of a session (a file without a name that is in use). Or
+    /// an orphan has links.
     Orphan {
         /// The inode.
         ino: i64,
     },
-    /// The home of an inode is a directory that has a name of it. The home of a directory is its
-    /// parent. The stored home of this inode has no name of it.
+    /// The stored home of an inode is no directory that has a name of it. The home of a directory
+    /// is its parent.
     Home {
         /// The inode.
         ino: i64,
@@ -77,8 +77,8 @@ pub enum Finding {
         /// The key of the object.
         key: String,
     },
-    /// An object that a file needs is also in the list of new or of unused objects. So a mount may
-    /// remove it.
+    /// An object that a file needs, but that a mount may remove: it is also in the list of new or
+    /// of unused objects.
     Doomed {
         /// The file.
         ino: i64,
@@ -116,7 +116,7 @@ pub struct Report {
 }
 
 const FORMAT: &str = "SELECT version, data, id::text FROM format";
-/// The sum of the sizes is capped as in `cw_statfs`.
+/// `cw_statfs` caps the sum of the sizes in the same way.
 const TOTALS: &str = "SELECT count(*),
     least(coalesce(sum(size), 0), 9223372036854775807)::bigint, count(*) FILTER (WHERE nlink = 0) FROM node";
 const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
@@ -151,15 +151,14 @@ const STRAYS: &str = "SELECT o FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
         AND NOT EXISTS (SELECT FROM dead_object d WHERE d.object = o)";
-/// Records strays as unused objects. Checks again that no file uses them, because `fsck` may have
-/// asked a standby that lags behind.
+/// The check may have read a standby that lags behind. So this statement checks again that no file
+/// uses the strays.
 const RECORD: &str = "INSERT INTO dead_object SELECT o, clock_timestamp() FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
     ON CONFLICT DO NOTHING";
 const STILL: &str = "SELECT DISTINCT ino, object FROM slice WHERE object = ANY($1)";
 
-/// A query whose rows are the errors of one kind, and a function that turns a row into a finding.
 type Check = (&'static str, fn(&Row) -> Finding);
 
 /// Checks the file system at `url`. `settings` are those of the object store
@@ -246,8 +245,6 @@ fn links(row: &Row) -> Finding {
     Finding::Links { ino: row.get(0), stored: row.get(1), counted: row.get(2) }
 }
 
-/// Counts the objects. Returns the keys of the objects that are missing or too short, and those of
-/// unused objects.
 fn check_objects(
     slices: &[Row],
     listed: Vec<(String, u64)>,
@@ -266,7 +263,6 @@ fn check_objects(
     (missing, objects.into_keys().collect())
 }
 
-/// Reports the missing objects that files still use.
 async fn check_again(
     client: &Client,
     missing: Vec<String>,

@@ -14,9 +14,9 @@
 //! # Why no answer from before the change is cached
 //! The intent of a directory d is written under the exclusive lock of d. A fill (a read of d for
 //! the cache) takes it shared, and looks for intents before it inserts a lease (guarantee K.2).
-//! - If a fill takes the lock before the intent is written, it may insert a lease. Its reply may
-//!   come after the cache has dropped d. Then its ticket is too old (`directory.rs`), and it is not
-//!   cached. The acknowledgement deletes the lease.
+//! - If a fill takes the lock before the intent is written, it may insert a lease. If its reply
+//!   comes after the cache has dropped d, the ticket of the fill is too old, and the reply is not
+//!   cached (`directory.rs`). The acknowledgement deletes the lease.
 //! - If a fill takes the lock later, it finds the intent and inserts no lease. Its reply says so.
 //!
 //! The acknowledgement holds the row lock of the intent until it commits. So it cannot delete a
@@ -61,34 +61,26 @@ const WAITING: &str = "SELECT * FROM cw_waiting($1)";
 const ACKNOWLEDGE: &str = "SELECT cw_acknowledge($1, $2)";
 /// The pause before the listener connects again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Maximum number of acknowledged intents that are remembered. The call that waits for an intent
-/// may ask for it only later.
+/// Maximum number of acknowledged intents that are remembered, for calls that ask for them later.
 const KEPT: usize = 1024;
 
-/// The messages between a mount and the others.
 #[derive(Debug, Default)]
 pub(crate) struct Post {
     /// Intents of this mount that all holders have acknowledged.
     acknowledged: Mutex<VecDeque<i64>>,
     arrived: Notify,
-    /// Wakes the listener, so that it reads the intents from the database.
+    /// Makes the listener read the intents from the database.
     look: Notify,
-    /// How often a change has waited for other mounts.
     pub(crate) waits: ShardedCounter,
-    /// Intents of others that the listener has seen.
     pub(crate) intents: ShardedCounter,
-    /// Acknowledgements that the listener has sent.
     pub(crate) acknowledgements: ShardedCounter,
 }
 
 impl Post {
-    /// Makes the listener read the intents from the database.
     pub(crate) fn look(&self) {
         self.look.notify_one();
     }
 
-    /// Waits until all holders of leases have acknowledged an intent of this mount, but at most for
-    /// the time `limit`.
     pub(crate) async fn wait(&self, intent: i64, limit: Duration) {
         let news = async {
             loop {
@@ -123,15 +115,13 @@ impl Post {
 
 #[derive(Debug, PartialEq, Eq)]
 enum News {
-    /// An intent with its directories.
     Intent(i64, Vec<u64>),
-    /// An intent of this session that all others have acknowledged.
     Acknowledged(i64),
     /// A notification for other sessions.
     Other,
 }
 
-/// Reads the text of a notification. `functions/changes.sql` tells its form.
+/// The form of the text is in `functions/changes.sql`.
 fn parse(text: &str, session: i64) -> News {
     let mut words = text.split(' ');
     let mut word = || words.next().unwrap_or_default();
@@ -151,7 +141,6 @@ fn parse(text: &str, session: i64) -> News {
     }
 }
 
-/// A connection that listens.
 struct Line {
     client: Client,
     news: UnboundedReceiver<String>,
@@ -159,7 +148,6 @@ struct Line {
     acknowledge: Statement,
 }
 
-/// Listens until the session is dropped. Runs on the runtime of the mount.
 pub(crate) async fn listen(session: Weak<Session>, flaws: Flaws) {
     loop {
         let Some(strong) = session.upgrade() else { return };
@@ -202,7 +190,6 @@ async fn connect(session: &Session) -> Result<Line, DatabaseError> {
     Ok(Line { client, news, waiting, acknowledge })
 }
 
-/// Serves a connection until it fails, or the session is gone.
 async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Duration) {
     let mut asks = true;
     loop {
@@ -210,8 +197,8 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
         if asks && answer_waiting(&strong, &line, flaws, limit).await.is_err() {
             return;
         }
-        // Wait for notifications only for a limited time, so that this task notices when the
-        // session is dropped.
+        // The listener must notice that the session was dropped, so it waits for notifications only
+        // for a limited time.
         let idle = async {
             tokio::select! {
                 text = line.news.recv() => Some(text),
@@ -245,7 +232,6 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
     }
 }
 
-/// Answers all intents that wait for the session.
 async fn answer_waiting(
     session: &Arc<Session>,
     line: &Line,
@@ -263,9 +249,8 @@ async fn answer_waiting(
 }
 
 impl Line {
-    /// Drops the cached directories of an intent, and acknowledges the intent for the session `id`.
-    /// If the kernel cannot drop its names, first waits until their timeouts are over. The database
-    /// must answer within `limit`.
+    /// The cached directories of an intent are dropped before the intent is acknowledged. If the
+    /// kernel cannot drop its names, the listener first waits until their timeouts are over.
     async fn acknowledge(
         &self,
         session: &Session,

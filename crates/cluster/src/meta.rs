@@ -18,9 +18,7 @@ use crate::locks::Locks;
 use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, Inode};
 use crate::session::{Session, boot_time};
 
-/// How many names of a directory one call of the database returns for the cache.
 pub(crate) const PAGE: i32 = 2000;
-/// How many names of a directory one call of the database returns if the answer will not be cached.
 const SMALL_PAGE: i32 = 256;
 
 const FILL: &str = "SELECT * FROM cw_fill($1, $2, $3, $4, $5)";
@@ -28,14 +26,11 @@ const LOOKUP: &str = "SELECT * FROM cw_lookup($1, $2, $3)";
 const GETATTR: &str = "SELECT * FROM cw_getattr($1)";
 const XATTRS: &str = "SELECT * FROM cw_xattrs($1)";
 
-/// If a change fails with one of these errors, the database has changed nothing, and the cache may
-/// stay as it is.
+/// After one of these errors the database is unchanged, so the cache may stay as it is.
 const UNCHANGED: [Errno; 5] =
     [Errno::NOTEMPTY, Errno::INVAL, Errno::NODATA, Errno::NOTDIR, Errno::ISDIR];
 
-/// The code of an answer that must not be cached.
 const NOT_CACHED: i32 = -6;
-/// The code of a dead session.
 const DEAD: i32 = -2;
 /// The code of a session that has not registered since the last crash of the database.
 const RESTARTED: i32 = -3;
@@ -62,8 +57,7 @@ pub(crate) struct Changed {
 }
 
 impl Changed {
-    /// Returns an inode that this change has altered. Fails with `EIO` if the database did not
-    /// return the inode.
+    /// Fails with `EIO` if the database did not return the inode.
     pub(crate) fn inode(&self, ino: u64) -> Result<Inode, Errno> {
         self.find(ino).ok_or(Errno::IO)
     }
@@ -83,8 +77,8 @@ pub(crate) struct Page {
 }
 
 impl Meta {
-    /// Looks up a name. Returns its inode, and whether the name is cached, so that the kernel may
-    /// keep it too.
+    /// The result also says whether this mount has cached the name. Only then the kernel may cache
+    /// it too.
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
         loop {
             let found = match self.session.left().is_zero() {
@@ -121,7 +115,6 @@ impl Meta {
         }
     }
 
-    /// Asks the database for one name.
     fn ask_name(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
         let ticket = self.cache.ticket();
         let rows = self.rows(LOOKUP, &[&(dir as i64), &name])?;
@@ -142,8 +135,6 @@ impl Meta {
         Ok((Known { inode, is_current: false }, false))
     }
 
-    /// Returns the attributes of an inode.
-    ///
     /// # Errors
     /// `ESTALE` if there is no such inode.
     pub(crate) fn inode(&self, ino: u64) -> Result<Known, Errno> {
@@ -160,8 +151,8 @@ impl Meta {
         let page = self.page(0, ino, 0, PAGE)?;
         let (dir, inode) = match page.heads.as_slice() {
             [dir, inode] => (dir.attr.ino, *inode),
-            // An inode that has lost its last name may have a home directory that was removed. Then
-            // the database returns only the inode.
+            // If an inode has lost its last name, its home directory may be gone. Then the database
+            // returns only the inode.
             [inode] if inode.attr.ino == ino => {
                 return Ok(Known { inode: *inode, is_current: false });
             }
@@ -169,11 +160,11 @@ impl Meta {
         };
         let is_cached = page.may_be_cached
             && self.cache.fill(ticket, dir, &page.heads, 0, &page.names, page.at_end);
-        // The inode may have moved to another home directory before `cw_fill` locked `dir`.
+        // Another mount may have moved the inode to a new home directory before `cw_fill` locked
+        // `dir`. Then its attributes are not covered by the lease.
         Ok(Known { inode, is_current: is_cached && inode.cover() == dir })
     }
 
-    /// Returns the names of a directory that follow a position. Caches them if possible.
     pub(crate) fn list(&self, dir: u64, after: u64) -> Result<(Page, bool), Errno> {
         let may_cache = !self.session.left().is_zero() && !self.cache.is_changing(dir);
         let ticket = self.cache.ticket();
@@ -208,8 +199,8 @@ impl Meta {
         Ok(page)
     }
 
-    /// Runs a read. Its parameters are the session, followed by `params`. If the database does not
-    /// accept the session, renews or replaces the session first, and repeats the read.
+    /// If the database does not accept the session, the session is renewed or replaced, and the
+    /// read is repeated.
     fn rows(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Errno> {
         self.session.close_unanswered()?;
         loop {
@@ -244,8 +235,8 @@ impl Meta {
         Ok(xattrs)
     }
 
-    /// Makes a change. The database may give a new name a position in its directory. `names` gets
-    /// this position, and returns the new states of the names of `change`.
+    /// The database may give a new name a position in its directory. The function `names` gets it,
+    /// and returns the new states of the changed names.
     pub(crate) fn change<'a>(
         &self,
         change: &Change<'a>,
@@ -259,8 +250,8 @@ impl Meta {
             let end = self.cache.expire_changed(change);
             thread::sleep(end.saturating_sub(boot_time()));
         }
-        // A file lock protects contents and attributes, not names. So only a change without names
-        // must be made under the session that has the lock.
+        // A file lock protects contents and attributes, but not names. So only a change without
+        // names is bound to the session of the lock.
         let bound = match change.names.is_empty() {
             true => self.locks.session_of(&change.inos),
             false => None,
@@ -279,13 +270,10 @@ impl Meta {
         }
     }
 
-    /// Returns the directory whose lease covers an inode, if the cache knows the inode.
     pub(crate) fn cover(&self, ino: u64) -> Vec<u64> {
         self.cache.inode(ino).map(|inode| inode.cover()).into_iter().collect()
     }
 
-    /// Adds two times to the attributes: how long the kernel may keep them, and how long it may
-    /// keep the name. Both are 0 if there is another mount.
     pub(crate) fn with_ttl(&self, known: Known, is_name_cached: bool) -> Attr {
         let left = self.session.kernel_time();
         if is_name_cached && !left.is_zero() {
@@ -296,8 +284,7 @@ impl Meta {
         known.inode.attr.with_ttl(ttl)
     }
 
-    /// Returns how long the kernel may keep the answer that a name is the inode `found`, or is
-    /// absent (guarantee K.7 in `lib.rs`).
+    /// `found` is None for an absent name (guarantee K.7 in `lib.rs`).
     pub(crate) fn name_ttl(&self, dir: u64, name: &[u8], found: Option<u64>) -> Duration {
         let alone = self.session.kernel_time();
         let left = if alone.is_zero() { self.session.left() } else { alone };
@@ -306,7 +293,7 @@ impl Meta {
         if is_given { left } else { Duration::ZERO }
     }
 
-    /// Returns how long the kernel may keep the attributes of an inode (guarantee K.7 in `lib.rs`).
+    /// For guarantee K.7 of `lib.rs`: how long the kernel may keep the attributes.
     pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
         let alone = self.session.kernel_time();
         let is_given = known.is_current

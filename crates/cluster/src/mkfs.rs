@@ -12,8 +12,7 @@ use crate::options::{Place, Url};
 use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
-/// The SQL files with the functions of the schema. Each file comes after the files whose functions
-/// it calls.
+/// Each file comes after the files whose functions it calls.
 const FUNCTIONS: [&str; 8] = [
     include_str!("functions/results.sql"),
     include_str!("functions/sessions.sql"),
@@ -27,14 +26,12 @@ const FUNCTIONS: [&str; 8] = [
 pub(crate) const VERSION: i32 = 1;
 
 const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";
-/// A query for a table or view in the schema that is not in the list $1, and so belongs to another
-/// program.
+/// All tables and views of the schema that are not in the list $1. They belong to another program.
 const FOREIGN: &str = "SELECT c.relname::text FROM pg_class c
     WHERE c.relnamespace = to_regnamespace('corewalk') AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
     AND c.relname::text <> ALL ($1) LIMIT 1";
 const LIVE: &str = "SELECT host, pid, to_char(since, 'YYYY-MM-DD HH24:MI:SS TZ')
     FROM corewalk.session WHERE NOT dead AND until > clock_timestamp() LIMIT 1";
-/// The root directory: inode 1, which is its own parent.
 const ROOT: &str = "INSERT INTO corewalk.node SELECT 1, 1, 16384 | 493, $1, $2, 2, 4096, 0,
     t, t, t, t, 1, 0, NULL, NULL
     FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint AS t) AS now";
@@ -105,7 +102,6 @@ async fn make(
     transaction.commit().await.map_err(failed)
 }
 
-/// Returns the names of the tables that `schema.sql` makes.
 fn tables() -> Vec<&'static str> {
     let name = |line: &'static str| {
         let rest = line.strip_prefix("CREATE ")?;

@@ -3,21 +3,18 @@
 use corewalk::{Attr, Timespec};
 use tokio_postgres::Row;
 
-/// The inode has extended attributes that are no ACLs.
+/// Set if the inode has extended attributes that are no ACLs.
 pub(crate) const HAS_XATTRS: i32 = 1;
-/// The inode has an access ACL.
 pub(crate) const HAS_ACCESS_ACL: i32 = 2;
-/// The inode has a default ACL.
 pub(crate) const HAS_DEFAULT_ACL: i32 = 4;
 
 const NANOS: i64 = 1_000_000_000;
 
-/// The attributes of an inode, with the fields that only this crate uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inode {
     pub(crate) attr: Attr,
-    /// The directory whose lease covers the inode. Of a directory it is the parent, and of another
-    /// inode a directory that has a name of it.
+    /// The stored home: for a directory its parent, and for another inode a directory that has a
+    /// name of it.
     pub(crate) home: u64,
     /// Grows with each change of the inode.
     pub(crate) version: i64,
@@ -25,8 +22,6 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Reads an inode from the columns of a row, from the column `ino` on. Returns None if the row
-    /// has no inode.
     pub(crate) fn of(row: &Row) -> Option<Inode> {
         let first = row.columns().iter().position(|column| column.name() == "ino")?;
         let number = |at: usize| row.get::<_, i64>(first + at);
@@ -52,19 +47,16 @@ impl Inode {
         Some(Inode { attr, home: number(1) as u64, version: number(12), flags })
     }
 
-    /// Returns the directory whose lease covers the inode.
     pub(crate) fn cover(&self) -> u64 {
         if self.attr.is_dir() { self.attr.ino } else { self.home }
     }
 }
 
-/// Returns the time that is `nanos` nanoseconds after 1970.
 pub(crate) fn to_time(nanos: i64) -> Timespec {
     Timespec { secs: nanos.div_euclid(NANOS), nanos: nanos.rem_euclid(NANOS) as u32 }
 }
 
-/// Returns a time as nanoseconds since 1970. A time outside of the range becomes the nearest time
-/// in it.
+/// A time outside of the range of the database becomes the nearest time in it.
 pub(crate) fn to_nanos(time: Timespec) -> i64 {
     time.secs.saturating_mul(NANOS).saturating_add(i64::from(time.nanos))
 }

@@ -11,16 +11,12 @@ use std::fmt::Debug;
 
 use corewalk::Errno;
 
-/// The reason that a check ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// An answer was wrong. The text says which.
     Failed(String),
-    /// The back end lacks a feature. The text says which.
     Skipped(String),
 }
 
-/// The result of a check, or of a part of it.
 pub(crate) type Checked<T = ()> = Result<T, Stop>;
 
 impl Stop {
@@ -32,7 +28,6 @@ impl Stop {
         Err(Stop::Skipped(text.into()))
     }
 
-    /// Returns the same stop with `place` before its text.
     pub(crate) fn at(self, place: &str) -> Stop {
         match self {
             Stop::Failed(text) => Stop::Failed(format!("{place}: {text}")),
@@ -40,7 +35,6 @@ impl Stop {
         }
     }
 
-    /// Returns the same stop with `more` after its text.
     pub(crate) fn and(self, more: &str) -> Stop {
         match self {
             Stop::Failed(text) => Stop::Failed(format!("{text}; {more}")),
@@ -49,16 +43,13 @@ impl Stop {
     }
 }
 
-/// Judges the result of a call.
 pub(crate) trait Answer<T> {
-    /// Returns the value of a successful call. If the back end does not support the call, the check
-    /// ends as skipped. Any other error fails the check.
+    /// If the back end does not support `call`, the check ends as skipped. Any other error fails
+    /// the check.
     fn needs(self, call: &str) -> Checked<T>;
 
-    /// Returns the value. Each error fails the check.
     fn must(self, call: &str) -> Checked<T>;
 
-    /// Fails the check, unless the back end refused the call with one of the errors `wanted`.
     fn must_fail(self, call: &str, wanted: &[Errno]) -> Checked;
 }
 
@@ -87,28 +78,22 @@ impl<T> Answer<T> for Result<T, Errno> {
     }
 }
 
-/// Returns true if `error` is one that a back end returns for a call that it does not implement.
 pub(crate) fn is_unsupported(error: Errno) -> bool {
     [Errno::ROFS, Errno::OPNOTSUPP, Errno::NOSYS].contains(&error)
 }
 
-/// Returns true if `error` is one with which a file system may refuse a rename mode, such as an
-/// exchange, that it does not support.
 pub(crate) fn is_without_mode(error: Errno) -> bool {
     error == Errno::INVAL || is_unsupported(error)
 }
 
-/// Fails the check with `text`, unless `is_right`.
 pub(crate) fn ensure(is_right: bool, text: impl FnOnce() -> String) -> Checked {
     if is_right { Ok(()) } else { Stop::failed(text()) }
 }
 
-/// Fails the check, unless `found` is `wanted`. `what` names the value.
 pub(crate) fn ensure_eq<T: PartialEq + Debug>(what: &str, found: T, wanted: T) -> Checked {
     ensure(found == wanted, || format!("{what} is {found:?} instead of {wanted:?}"))
 }
 
-/// Fails the check, unless the two byte strings are equal. Names the first byte that differs.
 pub(crate) fn ensure_bytes(what: &str, found: &[u8], wanted: &[u8]) -> Checked {
     if found == wanted {
         return Ok(());
@@ -123,7 +108,6 @@ pub(crate) fn ensure_bytes(what: &str, found: &[u8], wanted: &[u8]) -> Checked {
     }
 }
 
-/// Fails the check, unless the two lists of names are equal. Names the first difference.
 pub(crate) fn ensure_names(what: &str, found: &[String], wanted: &[String]) -> Checked {
     if found == wanted {
         return Ok(());
@@ -134,7 +118,6 @@ pub(crate) fn ensure_names(what: &str, found: &[String], wanted: &[String]) -> C
     Stop::failed(format!("{what}: at {at} is {} instead of {}", show(found), show(wanted)))
 }
 
-/// Returns the name of an error number, such as `ENOENT`.
 pub(crate) fn errno_name(error: Errno) -> String {
     let name = match error {
         Errno::TOOBIG => "E2BIG",

@@ -19,20 +19,16 @@ use crate::plan::Settings;
 pub(crate) use files::OpenFile;
 pub(crate) use listing::Entry;
 
-/// The back end of one check.
 pub(crate) struct Bench {
     pub(crate) vfs: Arc<Vfs>,
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) cred: Cred,
     pub(crate) settings: Settings,
-    /// The user and the group of new files.
     pub(crate) owner: (u32, u32),
 }
 
-/// A directory and a name in it.
 pub(crate) type Place<'a> = (&'a InodeRef<'a>, &'a str);
 
-/// Returns a name. Checks use valid names only.
 pub(crate) fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).expect("the names of the checks are valid")
 }
@@ -53,7 +49,7 @@ impl Bench {
         self.fs.addressing() == Addressing::Number
     }
 
-    /// Evicts all unused entries from the cache, so that the next calls reach the back end.
+    /// Evicts all unused entries, so that the next calls reach the back end.
     pub(crate) fn cool(&self) {
         self.vfs.prune();
     }
@@ -79,8 +75,6 @@ impl Bench {
         self.make(parent, text, self.new_file(S_IFDIR | 0o755)).needs("make of a directory")
     }
 
-    /// Makes a regular file with this content. A back end that cannot make one ends the check as
-    /// skipped.
     pub(crate) fn file(
         &self,
         dir: &InodeRef<'_>,
@@ -95,7 +89,6 @@ impl Bench {
         Ok(file)
     }
 
-    /// Makes a symbolic link.
     pub(crate) fn symlink(
         &self,
         dir: &InodeRef<'_>,
@@ -109,12 +102,10 @@ impl Bench {
         self.vfs.lookup(&self.cred, dir, name(text))
     }
 
-    /// Looks up a name that exists.
     pub(crate) fn find(&self, dir: &InodeRef<'_>, text: &str) -> Checked<InodeRef<'_>> {
         self.lookup(dir, text).must(&format!("lookup of {text:?}"))
     }
 
-    /// Fails the check, unless the name is absent.
     pub(crate) fn is_absent(&self, dir: &InodeRef<'_>, text: &str) -> Checked {
         self.lookup(dir, text).must_fail(&format!("lookup of {text:?}"), &[Errno::NOENT])
     }
@@ -140,7 +131,6 @@ impl Bench {
         self.vfs.getattr(inode).must("getattr")
     }
 
-    /// Fails the check, unless the name `text` in `dir` leads to a regular file with this content.
     /// Evicts the cache first, so that the back end answers.
     pub(crate) fn has_content(&self, dir: &InodeRef<'_>, text: &str, wanted: &[u8]) -> Checked {
         self.cool();

@@ -19,10 +19,8 @@ mod xattrs;
 use crate::answer::Checked;
 use crate::bench::Bench;
 
-/// A check of the suite.
 pub(crate) struct Check {
     pub(crate) name: &'static str,
-    /// A sentence about a right back end.
     pub(crate) about: &'static str,
     pub(crate) run: fn(&Bench) -> Checked,
 }
@@ -31,7 +29,6 @@ const fn check(name: &'static str, about: &'static str, run: fn(&Bench) -> Check
     Check { name, about, run }
 }
 
-/// All checks, in the order in which a suite runs them.
 pub(crate) const ALL: [Check; 38] = [
     check("root", "the root is a directory, and stays the same inode", tree::root),
     check("statfs", "free blocks and inodes are at most all of them", tree::statfs),

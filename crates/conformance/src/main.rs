@@ -10,8 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use corewalk_conformance::{Mounted, Outcome, Report};
 
-/// The exit status of a run in which no check failed, but a check could not run. It is the one that
-/// automake uses for a skipped test.
+/// The exit status if no check failed but one could not run. automake uses it for a skipped test.
 const SKIPPED_STATUS: u8 = 77;
 
 const AFTER_HELP: &str = "\
@@ -114,7 +113,6 @@ fn status(report: &Report, except: &[String]) -> ExitCode {
     }
 }
 
-/// Accepts the name of a check, or of a part of a check (`CHECK:PART`).
 fn known(name: &str) -> Result<String, String> {
     let (check, part) = name.split_once(':').unwrap_or((name, "all"));
     match (check, part) {
@@ -124,7 +122,6 @@ fn known(name: &str) -> Result<String, String> {
     }
 }
 
-/// Reads a number, which may be hexadecimal as in a report.
 fn number(text: &str) -> Result<u64, std::num::ParseIntError> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),

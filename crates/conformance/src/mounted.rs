@@ -29,13 +29,11 @@ use crate::report::{Outcome, Report};
 use programs::{KILL_LIMIT, Program};
 use storm::Invalidate;
 
-/// The name of each check with a sentence that describes it.
 const CHECKS: [(&str, &str); 3] = [
     ("pjdfstest", "the calls of POSIX have the right results and errors"),
     ("fsx", "random reads, writes and mappings of a file find the right bytes"),
     ("storm", "threads that rename, remove, read and write lose nothing"),
 ];
-/// The checks that have parts.
 const WITH_PARTS: [&str; 2] = ["pjdfstest", "fsx"];
 
 /// A test suite for a mounted file system.
@@ -64,19 +62,14 @@ pub struct Mounted {
     invalidate: Option<Invalidate>,
 }
 
-/// One check of a run, with all that it needs.
 struct Task {
-    /// The program of the check.
     program: PathBuf,
-    /// A new directory on the file system.
     folder: PathBuf,
-    /// A directory for logs and other files of the check, outside of the tested file system.
+    /// The logs of the check, outside of the tested file system.
     work: PathBuf,
     limit: Duration,
     settings: Settings,
-    /// The parts of the check that run, or none for all.
     only: Vec<String>,
-    /// The parts of the check that may fail, each with the reason.
     except: Vec<(String, String)>,
 }
 
@@ -121,7 +114,7 @@ impl Mounted {
     /// If `only` or `except` names a check that does not exist.
     pub fn run(self) -> Report {
         let names = CHECKS.iter().map(|(name, _)| *name);
-        // While a run holds the locks in `locks`, no other run removes its logs.
+        // While a run holds these locks, no other run removes its logs.
         let mut locks = Vec::new();
         self.plan.run(names, &WITH_PARTS, |name| match name {
             "pjdfstest" => {
@@ -141,8 +134,6 @@ impl Mounted {
         })
     }
 
-    /// Installs and runs the program of a check. Adds the lock on the directory of its logs to
-    /// `locks`.
     fn run_program(
         &self,
         name: &'static str,
@@ -177,7 +168,7 @@ impl Mounted {
                 (Outcome::Failed(format!("{why}\n    logs: {}", logs.display())), note)
             }
             done => {
-                // Ignore an error of the removal: the logs of a check that passed are of no use.
+                // The logs of a passed check are of no use, so an error of the removal is ignored.
                 let _ = fs::remove_dir_all(&logs);
                 done
             }
@@ -191,7 +182,7 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Makes a new directory in `dir`, with a short name because the paths of sockets have a limit.
+/// Sockets have a limited path length, so the name is short.
 fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     let mut number = 0;
     loop {
@@ -203,9 +194,8 @@ fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// Makes a directory in the folder for programs, for the logs of a check. Removes the logs of runs
-/// that have ended, which no longer hold a lock in their directory. (Process ids would be
-/// ambiguous, since several pid namespaces may use the folder.)
+/// A run holds a lock in the directory of its logs, and a later run removes directories without a
+/// lock. Process ids would be ambiguous, since several pid namespaces may use the folder.
 fn new_work_folder(programs: &Path) -> io::Result<(PathBuf, File)> {
     let locked = |path: PathBuf| {
         let file = File::create(path)?;
@@ -224,8 +214,6 @@ fn new_work_folder(programs: &Path) -> io::Result<(PathBuf, File)> {
     Ok((folder, lock))
 }
 
-/// Runs a check in a new directory in `dir`. If the check does not fail, removes the directory with
-/// all its files.
 fn in_new_folder<T>(dir: &Path, check: impl FnOnce(&Path) -> Checked<T>) -> Checked<T> {
     let folder = new_folder(dir, "k").map_err(errno_of).needs("mkdir")?;
     let done = check(&folder);

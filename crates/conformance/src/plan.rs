@@ -13,15 +13,11 @@ use corewalk_base::primitives::thread;
 use crate::answer::{Checked, Stop};
 use crate::report::{Outcome, Report};
 
-/// The calls of a storm, unless `with_operations` sets another number.
 const OPERATIONS: u64 = 20_000;
-/// The default number of threads of a storm: one for each of its five roles, and a second one for
-/// the role of the publisher, which replaces a file again and again.
+/// The storm has five roles. Each has one thread, and the role of the publisher has a second one.
 const THREADS: usize = 6;
-/// The default time limit of one check.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// The settings that checks use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) operations: u64,
@@ -30,13 +26,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns a random number generator, seeded by the seed of the run and by `stream`.
     pub(crate) fn rng(&self, stream: u64) -> fastrand::Rng {
         fastrand::Rng::with_seed(self.seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 }
 
-/// Which checks run, and how.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) settings: Settings,
@@ -57,21 +51,19 @@ impl Plan {
         }
     }
 
-    /// Returns the parts of `check` that [`only`](Self::only) names (`CHECK:PART`). If there are
-    /// none, the whole check runs.
+    /// If the result is empty, the whole check runs.
     pub(crate) fn only_parts(&self, check: &str) -> Vec<String> {
         self.only.iter().filter_map(|name| part(name, check)).map(str::to_owned).collect()
     }
 
-    /// Returns the parts of `check` that [`except`](Self::except) names, each with the reason.
     pub(crate) fn except_parts(&self, check: &str) -> Vec<(String, String)> {
         let part =
             |(name, why): &(String, String)| Some((part(name, check)?.to_owned(), why.clone()));
         self.except.iter().filter_map(part).collect()
     }
 
-    /// Runs the checks `all`, one after the other, and returns their outcomes. `run` runs the check
-    /// with a given name. A check in `with_parts` may be named with a part: `CHECK:PART`.
+    /// `run` runs the check of the given name. Only checks in `with_parts` may be named with a
+    /// part: `CHECK:PART`.
     ///
     /// # Panics
     /// If `only` or `except` names a check that does not exist, or `run` panics.
@@ -104,12 +96,10 @@ impl Plan {
     }
 }
 
-/// Returns the text behind `CHECK:` in `name`.
 fn part<'n>(name: &'n str, check: &str) -> Option<&'n str> {
     name.strip_prefix(check)?.strip_prefix(':')
 }
 
-/// Runs a check on a new thread. A check that passes returns a note for the report.
 pub(crate) fn run_within(
     limit: Duration,
     name: &str,
@@ -117,8 +107,8 @@ pub(crate) fn run_within(
 ) -> (Outcome, String) {
     let (sender, ended) = channel::<()>();
     let work = move || {
-        // The end of this closure, even by a panic, drops the sender. Then the receiver gets an
-        // error, which tells the run that the check has ended.
+        // The sender is dropped at the end of the check, even by a panic. That tells the receiver
+        // that the check has ended.
         let _sender = sender;
         check()
     };
@@ -138,7 +128,6 @@ pub(crate) fn run_within(
     }
 }
 
-/// Returns the message of a panic.
 pub(crate) fn message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")

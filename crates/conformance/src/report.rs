@@ -35,7 +35,6 @@ pub enum Outcome {
 #[must_use = "a report is judged by `assert` or by its outcomes"]
 pub struct Report {
     seed: u64,
-    /// The name, the outcome and the note of each check.
     outcomes: Vec<(&'static str, Outcome, String)>,
 }
 

@@ -35,24 +35,19 @@ use crate::checks::tree::pattern;
 use crate::plan::{Settings, message};
 use roles::{Kept, Worker};
 
-/// The directories of a tree, each after its parent.
 pub(crate) const DIRS: [&str; 4] = ["a", "a/d", "a/d/e", "s"];
-/// The directory in which all threads work.
 pub(crate) const WORK_DIR: &str = "a/d/e";
 
-/// The number of roles, and so the least number of threads.
 const ROLES: usize = 5;
-/// The number of files that no thread changes. Each listing must have all of them.
+/// No thread changes these files, so each listing must have all of them.
 const FIXED: u64 = 32;
 /// Each thread makes at least one turn per this number of calls of the storm, so that slow threads
 /// do their part.
 const CALLS_PER_TURN: u64 = 200;
-/// Minimum number of turns of each thread.
 const TURNS_MIN: u64 = 4;
-/// The entries of a page of the last listing.
 const LIST_PAGE: usize = 128;
-/// The failure message of a thread that was stopped because another thread has failed. It is not
-/// reported, since the message of the other thread tells the cause.
+/// The failure of a thread that only stopped because another thread failed. The report leaves it
+/// out.
 const STOPPED: &str = "another thread has stopped the storm";
 
 /// A tree with the directories [`DIRS`], and the calls that a storm makes on it.
@@ -60,48 +55,36 @@ const STOPPED: &str = "another thread has stopped the storm";
 /// Names without a path are in [`WORK_DIR`]. The tree holds that directory open, so it finds the
 /// directory while the threads rename its parents.
 pub(crate) trait Tree: Sync {
-    /// An open file, readable and writable. Dropping it closes the file.
     type File<'t>: TreeFile
     where
         Self: 't;
 
-    /// True if an open file without a name has 0 links.
+    /// True if a removed file that is open has 0 links.
     const HAS_NO_LINKS_WHEN_REMOVED: bool;
 
-    /// Renames a directory. The paths begin at the root of the tree.
     fn move_dir(&self, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno>;
 
-    /// Renames a file.
     fn rename(&self, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno>;
 
-    /// Makes a file that must not exist yet.
     fn create(&self, name: &str) -> Checked<Self::File<'_>>;
 
-    /// Opens a file that must exist.
     fn open(&self, name: &str) -> Checked<Self::File<'_>>;
 
     fn unlink(&self, name: &str) -> Result<(), Errno>;
 
-    /// Gives the file `name` the second name `new`.
     fn link(&self, name: &str, new: &str) -> Result<(), Errno>;
 
-    /// Returns the names in the directory, read in pages of at most `page` entries if the tree can
-    /// choose that.
     fn list(&self, page: usize) -> Checked<Vec<String>>;
 
-    /// Evicts unused entries from the cache, if there is a way to do that.
+    /// Evicts unused entries from the cache, if the tree can.
     fn cool(&self);
 
-    /// Checks that the directories [`DIRS`] are back in their places, and that the root has no
-    /// other entries.
     fn check_dirs(&self) -> Checked;
 }
 
-/// An open file of a [`Tree`].
 pub(crate) trait TreeFile {
     fn read_all(&self) -> Checked<Vec<u8>>;
 
-    /// Writes all of `bytes`.
     fn write(&self, at: u64, bytes: &[u8]) -> Checked;
 
     fn truncate(&self, size: u64) -> Checked;
@@ -109,7 +92,6 @@ pub(crate) trait TreeFile {
     fn stat(&self) -> Checked<FileStat>;
 }
 
-/// The attributes of a file that a storm checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileStat {
     pub(crate) ino: u64,
@@ -117,7 +99,6 @@ pub(crate) struct FileStat {
     pub(crate) size: u64,
 }
 
-/// The state that the threads of a storm share.
 struct Storm<'t, T> {
     tree: &'t T,
     settings: Settings,
@@ -126,29 +107,24 @@ struct Storm<'t, T> {
     /// `NoReplace` if the file system has that mode, else `Replace`.
     to_free_name: RenameMode,
     calls: AtomicU64,
-    /// The number of threads that have made fewer than [`TURNS_MIN`] turns.
     unfinished: AtomicU64,
     is_stopped: AtomicBool,
-    /// The last version that each publisher has published. 0 means none.
+    /// The last version that each publisher has published, or 0.
     published: Vec<AtomicU64>,
 }
 
-/// Returns the content of a file that stays.
 fn fixed(number: u64) -> Vec<u8> {
     pattern(number, 10 + 97 * number as usize)
 }
 
-/// Returns true if `error` is one with which a file system without hard links may answer link(2).
 fn is_without_links(error: Errno) -> bool {
     error == Errno::PERM || is_unsupported(error)
 }
 
-/// Runs a storm. The directory of the tree must be empty.
 pub(crate) fn run(tree: &impl Tree, settings: Settings) -> Checked {
     let threads = settings.threads.max(ROLES);
     let storm = Storm::new(tree, settings, threads)?;
-    // All threads start together. Otherwise, with a fast back end, the first thread would end
-    // before the last one starts.
+    // With a fast back end, the first thread could otherwise end before the last one starts.
     let start = Barrier::new(threads);
     let outcomes: Vec<Checked<Kept>> = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -176,7 +152,8 @@ pub(crate) fn run(tree: &impl Tree, settings: Settings) -> Checked {
     for outcome in outcomes {
         match outcome {
             Ok(files) => kept.extend(files),
-            // Within the storm, no call may be refused as unsupported.
+            // A storm uses only calls that the file system has supported before. So a refusal as
+            // unsupported is a failure.
             Err(Stop::Failed(why) | Stop::Skipped(why)) if why != STOPPED => {
                 return Stop::failed(why);
             }
@@ -221,8 +198,7 @@ impl<'t, T: Tree> Storm<'t, T> {
         })
     }
 
-    /// Runs one thread of the storm until all threads together have made enough calls, and each of
-    /// them has had enough turns. Returns the files of this thread that must exist at the end.
+    /// Runs one thread of the storm. Returns the files of the thread that must exist at the end.
     fn work(&self, number: usize) -> Checked<Kept> {
         let mut worker = Worker::new(self, number);
         let turns_min = (self.settings.operations / CALLS_PER_TURN).max(TURNS_MIN);
@@ -242,11 +218,10 @@ impl<'t, T: Tree> Storm<'t, T> {
         Ok(worker.into_kept())
     }
 
-    /// Counts `calls` more calls. Returns false once there were enough.
     fn goes_on(&self, calls: u64) -> bool {
         // ORDERING: Relaxed. The counts only tell threads when to end.
         let before = self.calls.fetch_add(calls, Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The count only tells threads when to end.
         before < self.settings.operations || self.unfinished.load(Ordering::Relaxed) > 0
     }
 
@@ -256,11 +231,12 @@ impl<'t, T: Tree> Storm<'t, T> {
     }
 
     fn is_stopped(&self) -> bool {
-        // ORDERING: Relaxed. See `stop`.
+        // ORDERING: Relaxed. A stop flag.
         self.is_stopped.load(Ordering::Relaxed)
     }
 
-    /// Checks, at the end of the storm, that the tree has the files that must exist, and no others.
+    /// At the end, the tree must have exactly the files in `kept`, and those that no thread
+    /// changes.
     fn check_end(&self, kept: &Kept) -> Checked {
         let tree = self.tree;
         tree.cool();
@@ -287,8 +263,6 @@ impl<'t, T: Tree> Storm<'t, T> {
     }
 }
 
-/// Makes the calls of `attempt`. Returns false if the first one fails with an error that means
-/// that the file system lacks the feature.
 fn is_supported(
     what: &str,
     is_lacking: fn(Errno) -> bool,
@@ -300,7 +274,6 @@ fn is_supported(
     }
 }
 
-/// Ends the storm if the thread that owns the value panics.
 struct StopOnPanic<'s, 't, T: Tree>(&'s Storm<'t, T>);
 
 impl<T: Tree> Drop for StopOnPanic<'_, '_, T> {

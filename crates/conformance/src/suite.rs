@@ -26,7 +26,6 @@ use crate::report::Report;
 pub struct Suite<'a> {
     make: Box<dyn FnMut() -> Arc<dyn FileSystem> + 'a>,
     plan: Plan,
-    /// The user and the group of new files.
     owner: (u32, u32),
 }
 

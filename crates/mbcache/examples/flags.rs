@@ -18,14 +18,13 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes of two flags of one entry, a flag per thread. Returns how often
-/// a thread did not find its flag as it had set it.
+/// Makes at least `changes` changes. Returns how often a thread found a changed flag other than it
+/// had left it.
 pub(crate) fn lost_of(changes: u64) -> u64 {
     // The smallest index: `scan(1)` always examines the only entry.
     let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
-    // Each round changes a flag twice.
     let rounds = changes.div_ceil(4);
     thread::scope(|scope| {
         let reusable = scope.spawn(|| reusable(&cache, rounds));
@@ -33,13 +32,12 @@ pub(crate) fn lost_of(changes: u64) -> u64 {
     })
 }
 
-/// In each round, sets the referenced bit of the entry, and lets reclaim clear it. Returns the
-/// number of rounds in which reclaim found the bit not set, and removed the entry.
+/// In each round, reclaim must find the referenced bit set and clear it. If the other thread has
+/// overwritten the bit, reclaim removes the entry.
 fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
         let is_there = cache.get(KEY, VALUE);
-        // Reclaim keeps an entry that is marked as used.
         let is_kept = cache.scan(1) == 0;
         if !is_there || !is_kept {
             lost += 1;
@@ -49,13 +47,12 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
     lost
 }
 
-/// In each round, clears and sets the reusable flag of the entry, and checks both changes. Searches
-/// skip an entry without this flag. Returns how often the other thread has overwritten a change.
+/// A search skips an entry without the reusable flag. So a search in each round finds out whether
+/// the other thread has overwritten the flag.
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // If the other thread's change of the referenced bit was lost, reclaim may have dropped the
-        // entry.
+        // After the loss of its referenced bit, reclaim may have removed the entry.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

@@ -57,8 +57,7 @@ impl Default for MbcacheOptions {
 pub enum CreateError {
     /// The pair is there already (Linux: EBUSY).
     Exists,
-    /// The index has no free slot, and a thread has a handle of each entry that `create` could
-    /// drop.
+    /// The index has no free slot, and each entry that `create` could drop has a handle.
     Full,
     /// The cache is [off](Mbcache::off).
     Off,
@@ -196,8 +195,6 @@ impl Mbcache {
         Self::with_secret(options, Secret::random())
     }
 
-    /// Returns an empty cache, like [`Mbcache::new`], whose hash uses `secret`. Tests pass a fixed
-    /// secret.
     pub(crate) fn with_secret(options: MbcacheOptions, secret: Secret) -> io::Result<Mbcache> {
         let lines = (options.budget_bytes / LINE_BYTES).min(LINES_MAX) as u32;
         if u64::from(lines) * u64::from(SLOTS) < SLOTS_PER_ENTRY {
@@ -227,8 +224,8 @@ impl Mbcache {
         Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
-    /// Returns the number of entries that the cache can have before `create` drops one to make
-    /// space. If one key has more than 200 values, `create` may drop entries earlier.
+    /// Returns the number of entries up to which `create` usually drops none. If one key has more
+    /// than 200 values, `create` may drop entries earlier.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32
@@ -293,10 +290,10 @@ impl Mbcache {
         found.map(|(slot, state)| Entry { cache: self, slot, state })
     }
 
-    /// Returns a handle of the next entry after `entry` with the same key whose value may get more
-    /// users.
+    /// Returns a handle of the next entry with the key of `entry`. Skips values with
+    /// [`Mbcache::users_max`] users.
     ///
-    /// The caller keeps `entry` during the search. If it belongs to another cache, the result is
+    /// The caller keeps `entry` meanwhile. If `entry` belongs to another cache, the result is
     /// `None`.
     ///
     /// # Examples
@@ -416,7 +413,7 @@ impl Mbcache {
         let (slot, state) = self.index.look_up(self.index.home(key), (key, value))?;
         match self.index.end(slot, state, Spare::Held) {
             Err(now) if now.is_same_entry(state) => Some(Busy { slot, state: now }),
-            // The pair is gone: this call has removed it (`Ok`), or another thread has (`Err`).
+            // The pair is gone: this call (`Ok`) or another thread (`Err`) has removed it.
             Ok(()) | Err(_) => None,
         }
     }
@@ -431,7 +428,7 @@ impl Mbcache {
     /// If the number falls below the maximum, `note_users` adds the pair again, if the cache has a
     /// free slot for it.
     ///
-    /// The caller calls `note_users` at least whenever the number reaches the maximum or falls
+    /// The caller must call `note_users` when the number reaches the maximum, and when it falls
     /// below it. It does so under the lock with which it counts the users.
     ///
     /// # Examples

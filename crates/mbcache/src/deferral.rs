@@ -57,14 +57,11 @@ pub enum Change {
 /// ```
 #[derive(Debug)]
 pub struct Deferral<T> {
-    /// Held while `share` de-duplicates the queued objects, so that calls of `share` run one after
-    /// the other. Protects no data.
+    /// Held while `share` runs, so that calls of `share` run one after the other. Protects no data.
     turn: Mutex<()>,
     /// The waiting objects. Protected by its mutex.
     queue: Mutex<Vec<T>>,
-    /// Number of waiting objects, including those that a running `share` handles.
     len: AtomicU64,
-    /// Maximum number of waiting objects.
     max: u64,
 }
 
@@ -90,9 +87,8 @@ impl<T> Deferral<T> {
 
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
-        // ORDERING: Relaxed. The mutex protects the queue. A thread that must see the new length is
-        // ordered after this `push` by other means, such as the lock of the pushed object. For all
-        // other threads `len` is a hint.
+        // ORDERING: Relaxed. The mutex protects the queue, and `len` is a hint. A caller that needs
+        // the exact length is ordered after `push` by the lock of the pushed object.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }
@@ -101,7 +97,7 @@ impl<T> Deferral<T> {
     #[inline]
     #[must_use]
     pub fn len(&self) -> u64 {
-        // ORDERING: Relaxed. See `push`.
+        // ORDERING: Relaxed. The value is a hint, as in `push`.
         self.len.load(Ordering::Relaxed)
     }
 
@@ -127,7 +123,7 @@ impl<T> Deferral<T> {
         let objects = std::mem::take(&mut *self.queue.lock());
         let count = objects.len() as u64;
         handle(objects);
-        // ORDERING: Relaxed. See `push`.
+        // ORDERING: Relaxed. The value is a hint, as in `push`.
         self.len.fetch_sub(count, Ordering::Relaxed);
     }
 }
@@ -147,16 +143,15 @@ mod tests {
             assert!(deferral.defers(Change::Again), "{object}");
             deferral.push(object);
         }
-        // Guarantee D.1: the queue is full, so a further object is not queued. A queued object
-        // stays queued.
+        // Guarantee D.1: a full queue takes no further object.
         assert!(!deferral.defers(Change::Again));
         assert!(deferral.defers(Change::Waiting));
         deferral.share(|objects| assert_eq!(objects, Vec::from_iter(0..MAX)));
         assert!(deferral.defers(Change::Again));
     }
 
-    /// Checks that `len` counts the queued objects until `share` has de-duplicated them.
-    /// De-duplication frees space, so a thread without space retries while `len` is not 0.
+    /// De-duplication may free space. So `len` must count an object until `share` has handled it,
+    /// or a thread without space would give up too early.
     #[test]
     fn objects_wait_until_they_are_handled() {
         let deferral = Deferral::new(9);
@@ -170,11 +165,8 @@ mod tests {
         assert!(deferral.is_empty());
     }
 
-    /// Guarantee D.2: a second call of `share` waits until the first has de-duplicated its objects.
-    /// Otherwise a commit after the second call would lack these changes.
-    ///
-    /// The first thread yields many times inside `share`. So if a second call did not wait for the
-    /// first, it would return too early, and the test would notice.
+    /// Guarantee D.2: a second call of `share` waits for the first. Otherwise a commit after the
+    /// second call could lack the first call's changes.
     #[test]
     fn share_waits_for_the_handler_of_another_thread() {
         let (has_begun, is_done) = (Mutex::new(false), Mutex::new(false));

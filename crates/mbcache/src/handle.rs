@@ -117,9 +117,9 @@ impl Busy<'_> {
     /// While a thread sleeps in `wait`, searches return no handle of the entry. The thread wakes
     /// when the last handle is dropped.
     ///
-    /// In one case a thread in `wait` also waits for a later handle. Before the thread sleeps, the
-    /// last handle may be dropped. Then another thread may take a new handle, and a third one may
-    /// call `wait`. In this case the first thread waits for the new handle too.
+    /// In one case a thread in `wait` also waits for a later handle. The last handle may be dropped
+    /// before the thread sleeps. If another thread then takes a handle and a third one calls
+    /// `wait`, the first waits for that handle too.
     ///
     /// The caller must have no handle of the entry itself, or `wait` never returns. Afterwards it
     /// must check the value's number of users again: a thread that had a handle may have added a

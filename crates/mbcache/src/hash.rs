@@ -6,30 +6,26 @@
 
 use std::hash::BuildHasher;
 
-/// The secret of one cache.
 #[derive(Debug)]
 pub(crate) struct Secret([u64; 2]);
 
 impl Secret {
-    /// Returns a secret made from the system's randomness.
     pub(crate) fn random() -> Secret {
         Secret::new(std::hash::RandomState::new().hash_one(0_u64))
     }
 
-    /// Returns the secret made from `seed`.
     pub(crate) fn new(seed: u64) -> Secret {
         let first = fold(seed ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93);
         Secret([first, fold(first, 0xa076_1d64_78bd_642f) | 1])
     }
 
-    /// Returns the hash of `key`. A caller may use any part of its bits.
+    /// All bits of the result are equally good, so a caller may use any part.
     #[inline]
     pub(crate) fn hash(&self, key: u64) -> u64 {
         fold(key ^ self.0[0], self.0[1])
     }
 }
 
-/// Multiplies `a` by `b`, and combines the two halves of the 128-bit product by exclusive or.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a).wrapping_mul(u128::from(b));
@@ -48,8 +44,6 @@ mod tests {
         assert_ne!(Secret::random().hash(5), Secret::random().hash(5));
     }
 
-    /// Small keys, and keys that differ only in upper bits, must spread over the lowest bits of the
-    /// hash.
     #[test]
     fn near_keys_spread_over_buckets() {
         for shift in [0, 16, 32, 48] {

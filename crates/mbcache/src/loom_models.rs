@@ -3,8 +3,7 @@
 //! If one thread of a model begins with a load, the model spawns that thread. If the main thread
 //! began with the load, a known bug of loom would skip schedules (see `tally` in the base crate).
 //!
-//! The index of a model has four lines. A search begins at the home line, which the key's hash
-//! selects. A slot whose entry was removed is used again immediately.
+//! The index of a model has four lines, and a freed slot is used again immediately.
 
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 use corewalk_base::primitives::{Arc, thread};
@@ -19,8 +18,8 @@ use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A cache and two flags. A thread sets `is_used` when it uses a value that it has found, and
-/// `is_freed` when it frees that value.
+/// A thread that uses a found value sets `is_used`, and the thread that frees the value sets
+/// `is_freed`.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -34,15 +33,13 @@ impl Shared {
         Arc::new(Shared { cache, is_used: AtomicU64::new(0), is_freed: AtomicU64::new(0) })
     }
 
-    /// Returns a cache that contains the pairs (KEY, 1) to (KEY, values).
     fn with(values: u64) -> Arc<Shared> {
         let shared = Self::new();
         (1..=values).for_each(|value| shared.cache.create(KEY, value).unwrap());
         shared
     }
 
-    /// Checks that the cache has `entries` entries, and invariant I.1 of `index.rs`: a search for
-    /// each of them reads enough lines.
+    /// Invariant I.1 of `index.rs`: a search for each entry must read enough lines.
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -61,17 +58,14 @@ impl Shared {
     }
 }
 
-/// Returns the home of KEY.
 fn home(cache: &Mbcache) -> u32 {
     cache.index.home(KEY)
 }
 
-/// Returns the slot of (KEY, value). The cache must contain that pair.
 fn slot_of(cache: &Mbcache, value: u64) -> Slot<'_> {
     cache.index.look_up(home(cache), (KEY, value)).expect("the pair stays").0
 }
 
-/// Returns another key whose home is `home`.
 fn key_of(cache: &Mbcache, home: u32) -> u64 {
     let is_there = |key: &u64| cache.index.home(*key) == home;
     (KEY + 1..).find(is_there).expect("there are four homes")
@@ -85,9 +79,6 @@ fn spawn<R: Send + 'static>(
     thread::spawn(move || run(&shared))
 }
 
-/// The main thread creates an entry with `create`. Meanwhile another thread searches for the entry,
-/// and then deletes it. Counts three outcomes: the search found the entry; neither the search nor
-/// the deletion found it; only the deletion found it.
 fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -105,8 +96,7 @@ fn create_against_delete(create: fn(&Shared)) -> [usize; 3] {
     })
 }
 
-/// An entry must not be visible before it is complete. A deletion must find an entry that a search
-/// has found. Trap T36 in `traps.md`.
+/// An entry must be complete before a search can find it. Trap T36 in `traps.md`.
 #[test]
 fn entry_that_is_visible_is_counted() {
     assert_all_reached(&create_against_delete(|shared| {
@@ -114,8 +104,8 @@ fn entry_that_is_visible_is_counted() {
     }));
 }
 
-/// Control test: an entry becomes visible before its state word is complete. The later store of
-/// that word undoes what another thread has changed in between, so the model must fail.
+/// Control test: a search finds an entry before its state word is complete. The later store of that
+/// word undoes changes by other threads.
 #[test]
 #[should_panic(expected = "T36")]
 fn control_entry_that_is_completed_later_is_caught() {
@@ -125,15 +115,14 @@ fn control_entry_that_is_completed_later_is_caught() {
         let entered = cache.index.enter_at_home(&locked, home(cache), (KEY, 7));
         let number = entered.expect("the index is empty");
         let words = cache.index.slot(number).words;
-        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
+        // ORDERING: Acquire. Strong enough; the planted bug is the second step.
         let state = words[STATE].load(Ordering::Acquire);
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is that the entry is completed
+        // in a second step.
         words[STATE].store(state | LIVE, Ordering::Release);
     });
 }
 
-/// Two threads call `create` for the same pair, and exactly one must create it. Counts two
-/// outcomes: the spawned thread created the pair, or the main thread did.
 fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::new();
@@ -147,14 +136,14 @@ fn create_against_create(create: fn(&Mbcache) -> bool) -> [usize; 2] {
 }
 
 /// Invariant I.2 of `index.rs`: if two threads create the same pair at the same time, the cache
-/// contains it once. The lock of the line that the key's hash selects makes one of them wait.
+/// contains it once.
 #[test]
 fn pair_that_two_create_is_there_once() {
     assert_all_reached(&create_against_create(|cache| cache.create(KEY, 7).is_ok()));
 }
 
-/// Control test of invariant I.2 of `index.rs`: each thread unlocks the line of the key between its
-/// search for the pair and the creation. So both can create the pair, and the model must fail.
+/// Control test of invariant I.2 of `index.rs`: each thread unlocks the home line of the key
+/// between its search for the pair and the creation.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_look_before_the_lock_is_caught() {
@@ -173,7 +162,6 @@ fn control_look_before_the_lock_is_caught() {
     });
 }
 
-/// The line is unlocked with `Relaxed`.
 #[test]
 #[should_panic(expected = "a pair was created twice")]
 fn control_relaxed_unlock_is_caught() {
@@ -187,10 +175,6 @@ fn control_relaxed_unlock_is_caught() {
     });
 }
 
-/// Two threads create pairs that both need the last free slot of the line `next`. The hash of the
-/// spawned thread's key selects `next`. The hash of the main thread's key selects the full line
-/// before `next`. The spawned thread creates its pair with the function `other`. Counts two
-/// outcomes: the spawned thread's pair is in `next`, or in a later line.
 fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -208,8 +192,7 @@ fn create_against_neighbour(other: fn(&Mbcache, u32)) -> [usize; 2] {
     })
 }
 
-/// Invariant S.1 of `slots.rs`: two threads must not fill the same slot at the same time, even if
-/// the hashes of their keys select different lines.
+/// Invariant S.1 of `slots.rs`: two threads with different home lines must not fill the same slot.
 #[test]
 fn slot_that_two_homes_want_is_filled_once() {
     assert_all_reached(&create_against_neighbour(|cache, home| {
@@ -218,12 +201,12 @@ fn slot_that_two_homes_want_is_filled_once() {
 }
 
 /// Control test of invariant S.1 of `slots.rs`: one thread fills a slot without the lock of its
-/// line. With this planted bug, the model must fail.
+/// line.
 #[test]
 #[should_panic(expected = "S.1: two entries were put in a slot")]
 fn control_slot_that_is_filled_without_the_lock_is_caught() {
     create_against_neighbour(|cache, home| {
-        // As the wrong witness, take the lock of another line.
+        // The planted bug: the thread fills the slot under the lock of another line.
         let locked = cache.index.lock((home + 1) % LINES as u32);
         let mut both = (0..SLOTS).map(|nth| cache.index.slot(SLOTS * home + nth));
         let free = both.find(|slot| !slots::state(slot.words).is_live());
@@ -238,9 +221,6 @@ fn control_slot_that_is_filled_without_the_lock_is_caught() {
     });
 }
 
-/// The hash of KEY selects a full line, so (KEY, 3) is in the next one. One thread searches for
-/// (KEY, 3), which it must find, and then for (KEY, 4). Meanwhile another thread runs `change`,
-/// which creates (KEY, 4). Counts two outcomes: (KEY, 4) was missed, or found.
 fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(3);
@@ -253,9 +233,8 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// Guarantee G.1 of `lib.rs` and invariant I.1 of `index.rs`: the line that a key's hash selects is
-/// full, so one entry of the key is in the next line. A search must find it, even if another thread
-/// deletes an entry of the key and creates a new one.
+/// Guarantee G.1 of `lib.rs` and invariant I.1 of `index.rs`: an entry behind its full home line
+/// must be found, even if other entries of its key come and go.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -264,34 +243,29 @@ fn entry_behind_its_home_is_found_while_others_come_and_go() {
     }));
 }
 
-/// Control test of invariant I.1 of `index.rs`: the *reach* of a line says how many later lines a
-/// search reads. Another thread lowers the reach although the last of these lines still has an
-/// entry. So a search misses that entry, and the model must fail.
+/// Control test of invariant I.1 of `index.rs`: the reach of a line is lowered although an entry is
+/// still in its last line. So a search misses the entry.
 #[test]
 #[should_panic(expected = "G.1: an entry that stayed was missed")]
 fn control_reach_that_is_lowered_too_soon_is_caught() {
     search_against_change(|cache| {
         let word = &cache.index.line(home(cache))[REACH];
-        // ORDERING: Release, for both stores. This ordering is strong enough. The deliberate fault
-        // of this control is the stored value, which tells searches to read too few lines.
+        // ORDERING: Release, for both stores, which is strong enough. The planted bug is the stored
+        // value: it tells searches to read too few lines.
         word.store(0, Ordering::Release);
         cache.create(KEY, 4).unwrap();
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is the stored value.
         word.store(1, Ordering::Release);
     });
 }
 
-/// A function that searches for (KEY, value), and returns the number of the slot and the state of
-/// the entry.
 type LookUp = fn(&Mbcache, u64) -> Option<(u32, State)>;
 
-/// The search of the product.
 const LOOK_UP: LookUp = |cache, value| {
     let found = cache.index.look_up(home(cache), (KEY, value));
     found.map(|(slot, state)| (slot.number, state))
 };
 
-/// Returns a handle of (KEY, value). The cache must contain that pair.
 fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
     let mut entry = cache.find_first(KEY).expect("the pair was created");
     while entry.value() != value {
@@ -300,10 +274,6 @@ fn handle_of(cache: &Mbcache, value: u64) -> Entry<'_> {
     entry
 }
 
-/// The main thread drops its handle of (KEY, value), reclaims the entry, and creates another pair.
-/// At the same time a second thread, the deleter, searches for (KEY, value) with `look_up`, and
-/// tries to remove it. Counts three outcomes for the deleter: it found no entry, removed it, or
-/// found it but could not remove it.
 fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -318,8 +288,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
                 Some(true) => 1,
                 Some(false) => return 2,
             };
-            // ORDERING: Relaxed. The model checks that the search above, or the removal of the
-            // entry, orders this load after the store of `is_used`.
+            // ORDERING: Relaxed. The search or the removal of the entry must order the load after
+            // the store of `is_used`.
             let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
             assert!(is_used, "T34: a use was not seen by the deleter");
             outcome
@@ -333,10 +303,8 @@ fn create_against_last_user(value: u64, look_up: LookUp, create: fn(&Mbcache)) -
     })
 }
 
-/// The last user of a value deletes its entry, and then frees the value. Here reclaim has removed
-/// the entry, and `create` has lowered the number of lines that a search reads. So the last user's
-/// search finds nothing. Before it frees the value, it must see the writes of the last thread that
-/// had a handle. Trap T34 in `traps.md`.
+/// The last user of a value may miss its entry because `create` has lowered the reach. It must see
+/// the writes of all former users before it frees the value. Trap T34 in `traps.md`.
 #[test]
 fn entry_that_is_missed_behind_the_reach_is_over() {
     assert_all_reached(&create_against_last_user(3, LOOK_UP, |cache| {
@@ -344,9 +312,8 @@ fn entry_that_is_missed_behind_the_reach_is_over() {
     }));
 }
 
-/// Control test: the number of lines that a search reads is lowered by a Relaxed store. Then the
-/// deleting thread may not see writes of the last thread that had a handle. With this planted bug,
-/// the model must fail.
+/// Control test: a Relaxed store lowers the reach, so the last user of a value may miss writes of
+/// former users.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_reach_that_is_lowered_without_an_order_is_caught() {
@@ -356,22 +323,15 @@ fn control_reach_that_is_lowered_without_an_order_is_caught() {
     });
 }
 
-/// The last user of a value deletes its entry, and then frees the value. Here reclaim has removed
-/// the entry, and `create` has stored another one in its slot. The last user's search finds only
-/// the other entry. Before it frees the value, it must see the writes of the last thread that had a
-/// handle of the removed entry. Trap T34 in `traps.md`.
+/// The last user of a value may miss its entry because another entry has its slot. It must see the
+/// writes of all former users before it frees the value. Trap T34 in `traps.md`.
 #[test]
 fn entry_that_is_missed_by_later_words_is_over() {
     assert_all_reached(&create_against_last_user(1, LOOK_UP, |cache| {
-        // Odd values prefer the second slot of a line. So (KEY, 3) gets the slot of the removed
-        // (KEY, 1).
         cache.create(KEY, 3).unwrap();
     }));
 }
 
-/// Control test: a thread searches for an entry, to delete it and free its value. No Acquire fence
-/// follows its miss. So it may not see writes of the last thread that had a handle, and the model
-/// must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_miss_by_later_words_without_a_fence_is_caught() {
@@ -385,11 +345,6 @@ fn control_miss_by_later_words_without_a_fence_is_caught() {
     create_against_last_user(1, look_up, |cache| cache.create(KEY, 3).unwrap());
 }
 
-/// Deletes (KEY, value) with `delete` while another thread searches for the pair. Counts three
-/// outcomes:
-/// - The search missed the pair, which was deleted.
-/// - The search found the pair, which was deleted later.
-/// - The search found the pair, and its handle prevented the deletion.
 fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(value);
@@ -400,7 +355,7 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
             // ORDERING: Relaxed. The handle must order this load before the deletion.
             let is_freed = shared.is_freed.load(Ordering::Relaxed);
             assert_eq!(is_freed, 0, "T34: a value was found that is freed");
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The handle must order the store before the deletion.
             shared.is_used.store(1, Ordering::Relaxed);
             true
         });
@@ -408,7 +363,8 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
         // ORDERING: Relaxed. The step of the deletion must order this load.
         let is_used = shared.is_used.load(Ordering::Relaxed) == 1;
         if is_deleted {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The step of the deletion must order the store after all uses of
+            // the value.
             shared.is_freed.store(1, Ordering::Relaxed);
         }
         let is_found = finder.join().unwrap();
@@ -422,8 +378,7 @@ fn find_against_delete(value: u64, delete: fn(&Shared) -> bool) -> [usize; 3] {
     })
 }
 
-/// A value must not be freed while it is in use. After a successful deletion, no thread may have a
-/// handle. Trap T34 in `traps.md`.
+/// A value must not be freed while it is in use. Trap T34 in `traps.md`.
 #[test]
 fn value_that_is_found_is_not_freed() {
     assert_all_reached(&find_against_delete(1, |shared| {
@@ -431,8 +386,8 @@ fn value_that_is_found_is_not_freed() {
     }));
 }
 
-/// A value must not be freed while it is in use. Here its entry is in a later line than the one
-/// that the key's hash selects. Trap T34 in `traps.md`.
+/// A value whose entry is behind its home line must not be freed while it is in use. Trap T34 in
+/// `traps.md`.
 #[test]
 fn value_that_is_found_behind_its_home_is_not_freed() {
     assert_all_reached(&find_against_delete(3, |shared| {
@@ -440,8 +395,8 @@ fn value_that_is_found_behind_its_home_is_not_freed() {
     }));
 }
 
-/// Control test: the deletion checks for handles in one step, and removes the entry in a second
-/// step. In between, another thread can take a handle. With this planted bug, the model must fail.
+/// Control test: a deletion first checks for handles, and removes the entry in a second step. In
+/// between, another thread takes a handle.
 #[test]
 #[should_panic(expected = "T34: ")]
 fn control_deletion_in_two_steps_is_caught() {
@@ -450,14 +405,12 @@ fn control_deletion_in_two_steps_is_caught() {
         if slots::state(words).count() > 0 {
             return false;
         }
-        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the planted bug is the second step.
         words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         true
     });
 }
 
-/// Control test: the deletion removes the entry with a Relaxed ordering. Then the thread may not
-/// see writes of the last thread that had a handle, so the model must fail.
 #[test]
 #[should_panic(expected = "T34: a use was not seen by the deleter")]
 fn control_relaxed_deletion_is_caught() {
@@ -469,9 +422,6 @@ fn control_relaxed_deletion_is_caught() {
     });
 }
 
-/// A second thread searches for an entry, and tries to delete it while it has a handle. Meanwhile
-/// the main thread reclaims entries with `scan`. Counts two outcomes: the search missed the entry,
-/// or found it.
 fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -487,28 +437,25 @@ fn find_against_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// Reclaim must not remove an entry that has a handle. Otherwise a deletion would not find it, and
-/// so would not wait for the handle. Trap T35 in `traps.md`.
+/// Reclaim must not remove an entry with a handle, or a deletion would not wait for the handle.
+/// Trap T35 in `traps.md`.
 #[test]
 fn entry_that_is_held_is_not_reclaimed() {
     assert_all_reached(&find_against_shrink(|cache| cache.scan(1)));
 }
 
-/// Control test: reclaim removes an entry that has a handle, as in an old Linux. With this planted
-/// bug, the model must fail.
+/// Control test: reclaim removes an entry that has a handle, as in an old Linux.
 #[test]
 #[should_panic(expected = "T35: an entry in use was not in the index")]
 fn control_reclaim_of_a_held_entry_is_caught() {
     find_against_shrink(|cache| {
-        // ORDERING: AcqRel, which is strong enough. The deliberate fault of this control is that
-        // reclaim does not check for handles.
+        // ORDERING: AcqRel, which is strong enough. The planted bug is that reclaim does not check
+        // for handles.
         slot_of(cache, 1).words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         1
     });
 }
 
-/// Three threads run at the same time: one creates (KEY, 4), one deletes (KEY, 3), and one reclaims
-/// with `scan`. Counts two outcomes: the deletion removed (KEY, 3), or reclaim did.
 fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let shared = Shared::with(3);
@@ -527,21 +474,19 @@ fn create_delete_and_shrink(scan: fn(&Mbcache) -> u64) -> [usize; 2] {
     })
 }
 
-/// If a deletion and reclaim reach one entry at the same time, only one of them ends it and lowers
-/// the counts. Trap T35 in `traps.md`.
+/// If a deletion and reclaim reach one entry at the same time, only one of them may count it as
+/// removed. Trap T35 in `traps.md`.
 #[test]
 fn create_delete_and_shrink_keep_the_counts() {
     assert_all_reached(&create_delete_and_shrink(|cache| cache.scan(6)));
 }
 
-/// Control test: reclaim checks in one step that it may end the entry, and ends it in a second
-/// step. Then a deletion may end it too, so the model must fail.
 #[test]
 #[should_panic(expected = "T36: the index has another number of entries")]
 fn control_reclaim_in_two_steps_is_caught() {
     create_delete_and_shrink(|cache| {
         let Some((slot, state)) = cache.index.look_up(home(cache), (KEY, 3)) else { return 0 };
-        // ORDERING: AcqRel. Strong enough; the deliberate fault is the second step.
+        // ORDERING: AcqRel. Strong enough; the planted bug is the second step.
         slot.words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         assert!(state.is_live());
         cache.index.note_ended(slot.number);
@@ -549,8 +494,6 @@ fn control_reclaim_in_two_steps_is_caught() {
     });
 }
 
-/// Two threads change different flags of one entry at the same time: the reusable flag by
-/// `clear_reusable`, and the referenced bit. Both changes must be kept.
 fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -571,29 +514,25 @@ fn flags(clear_reusable: fn(&Mbcache)) -> [usize; 1] {
 #[test]
 fn flags_that_are_changed_at_once_are_both_kept() {
     assert_all_reached(&flags(|cache| {
-        // Keep a handle, because a full entry without a handle ends.
+        // The handle keeps the full entry in the cache.
         let entry = std::mem::ManuallyDrop::new(cache.find_first(KEY).unwrap());
         entry.note_users(u32::MAX);
     }));
 }
 
-/// Control test: a thread changes a flag by a load and a store of the whole word. With this planted
-/// bug, the model must fail.
 #[test]
 #[should_panic(expected = "T33: ")]
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
         let word = &slot_of(cache, 1).words[STATE];
-        // ORDERING: Acquire. Strong enough; the deliberate fault is the second step.
+        // ORDERING: Acquire. Strong enough; the planted bug is the second step.
         let state = word.load(Ordering::Acquire);
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is that a load and a store
+        // replace one atomic operation.
         word.store(state & !REUSABLE, Ordering::Release);
     });
 }
 
-/// A reader calls `get` for (KEY, 4), a pair that never exists. Meanwhile `replace` removes (KEY,
-/// 2), and stores a pair with another key and the value 4 in its slot. Then the reader calls `get`
-/// for (KEY, 2). Counts two outcomes: found, or missed.
 fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(2);
@@ -610,8 +549,8 @@ fn read_against_reuse(replace: fn(&Mbcache)) -> [usize; 2] {
     })
 }
 
-/// A reader must not combine the key of one entry with the value of another, even if a new entry
-/// gets the slot meanwhile.
+/// A reader must not combine the key of one entry with the value of another, even if the slot is
+/// reused meanwhile.
 #[test]
 fn entry_whose_slot_is_reused_is_read_whole() {
     assert_all_reached(&read_against_reuse(|cache| {
@@ -620,40 +559,33 @@ fn entry_whose_slot_is_reused_is_read_whole() {
     }));
 }
 
-/// Control test: a new key and value are stored in the slot of a removed entry, without a fence in
-/// between. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_refill_without_a_fence_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
         assert!(cache.delete_or_get(KEY, 2).is_none());
-        // ORDERING: Relaxed, both. Wrong on purpose.
+        // ORDERING: Relaxed. Wrong on purpose: no fence stands before the store.
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Relaxed);
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Wrong on purpose: no fence stands before the store.
         words[slots::VALUE].store(4, Ordering::Relaxed);
-        // ORDERING: Release, which is strong enough. The deliberate fault of this control is the
-        // missing fence before the stores of key and value.
+        // ORDERING: Release, which is strong enough. The planted bug is the missing fence before
+        // the stores of key and value.
         words[STATE].store(2 * NEXT | REUSABLE | LIVE, Ordering::Release);
     });
 }
 
-/// Control test: a new key and value are stored while the slot still has the state and the
-/// generation of the old entry. With this planted bug, the model must fail.
 #[test]
 #[should_panic(expected = "a mix was read")]
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
-        // ORDERING: Release. Strong enough; the deliberate fault is the missing generation.
+        // ORDERING: Release. Strong enough; the planted bug is the missing generation.
         words[slots::VALUE].store(4, Ordering::Release);
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Release);
     });
 }
 
-/// (KEY, 1) has the maximum number of users. One thread drops the last handle by `put`, which then
-/// removes the entry. At the same time another thread calls `note_users` with a lower number. Both
-/// outcomes are right, and are counted: the entry stayed, or `note_users` created it again.
 fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -674,38 +606,33 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// The drop of the last handle removes the entry of a value with the maximum number of users. If
-/// the number becomes lower at the same time, the cache must contain the entry afterwards. Trap T39
-/// in `traps.md`.
+/// A full value may get room while its last handle is dropped. The cache must then still contain
+/// its entry. Trap T39 in `traps.md`.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
-/// Control test: the drop of the last handle checks that the value has the maximum number of users,
-/// and removes the entry in a second step. If the number falls in between, the entry is lost. With
-/// this planted bug, the model must fail.
+/// Control test: the drop of the last handle removes the entry of a full value in a second step. If
+/// the value gets room in between, the entry is lost.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {
     put_against_room(|entry| {
         let word = &entry.slot.words[STATE];
-        // ORDERING: Acquire here, and Release for the store below. Both are strong enough. The
-        // deliberate fault of this control is that a load and a later store replace one atomic
-        // operation.
+        // ORDERING: Acquire here and Release for the store below, which is strong enough. The
+        // planted bug is that a load and a later store replace one atomic operation.
         let state = word.load(Ordering::Acquire);
         if state & REUSABLE != 0 {
             return drop(entry);
         }
-        // ORDERING: Release. As above.
+        // ORDERING: Release, which is strong enough. The planted bug is that a load and a store
+        // replace one atomic operation.
         word.store(state & slots::GENERATION, Ordering::Release);
         std::mem::forget(entry);
     });
 }
 
-/// A loop goes over three values with `next`, which finds the entry after a given one. Meanwhile
-/// another thread deletes the second value and creates it anew. Counts two outcomes: two values, or
-/// three.
 fn iterate_against_reuse(
     next: for<'c> fn(&'c Mbcache, &Entry<'c>, usize) -> Option<Entry<'c>>,
 ) -> [usize; 2] {
@@ -729,16 +656,14 @@ fn iterate_against_reuse(
     })
 }
 
-/// A loop must not return a value twice if other threads delete entries. It continues from its
-/// current entry, which stays because the loop has a handle of it. Trap T40 in `traps.md`.
+/// A loop must not return a value twice if other threads delete entries. Trap T40 in `traps.md`.
 #[test]
 fn loop_over_values_that_come_and_go_meets_none_twice() {
     assert_all_reached(&iterate_against_reuse(|cache, entry, _| cache.find_next(entry)));
 }
 
-/// Control test: the loop over the values of a key only counts the returned entries. For the next
-/// value, it searches from the start, and skips that many. After a deletion, it may return a value
-/// twice. With this planted bug, the model must fail.
+/// Control test: the loop counts the values that it has met, and searches from the start each time.
+/// After a deletion, it may meet a value twice.
 #[test]
 #[should_panic(expected = "T40: a value was met twice")]
 fn control_loop_that_counts_what_it_met_is_caught() {
@@ -748,8 +673,6 @@ fn control_loop_that_counts_what_it_met_is_caught() {
     });
 }
 
-/// A second thread waits until an entry has no handle. The main thread drops its handle, and takes
-/// a new one, which it keeps. The wait must still end. Counts the schedules in which it does.
 fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     Tally::of_bounded(3, move |tally| {
         let shared = Shared::with(1);
@@ -768,15 +691,15 @@ fn wait_against_finder(wait: fn(&Words, State)) -> [usize; 1] {
     })
 }
 
-/// The last user of a value must wait for the threads that found it. A handle that is taken later
-/// must not prolong the wait (guarantee G.1 of `lib.rs`). Trap T34 in `traps.md`.
+/// A thread waits until an entry has no handle. A handle that is taken later must not prolong the
+/// wait (guarantee G.1 of `lib.rs`). Trap T34 in `traps.md`.
 #[test]
 fn wait_is_over_though_another_handle_is_taken() {
     assert_all_reached(&wait_against_finder(slots::sleep_while_awaited));
 }
 
-/// Control test of guarantee G.1 of `lib.rs`: the waiting thread waits until the count of handles
-/// is 0, so a later handle prolongs its wait. With this planted bug, the model must fail.
+/// Control test of guarantee G.1 of `lib.rs`: a thread that waits for a count of 0 also waits for
+/// later handles.
 #[test]
 #[should_panic(expected = "G.1: a handle that was taken later is waited for")]
 fn control_wait_that_looks_for_handles_is_caught() {

@@ -19,11 +19,9 @@ mod checked {
         static IS_HELD: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// The thread's lock.
     pub(crate) struct Held(());
 
-    /// Records that this thread holds the lock of a home line (a line that a key's hash selects),
-    /// until the returned value is dropped.
+    /// Until the returned value is dropped, a second call by the same thread panics.
     ///
     /// # Panics
     /// If this thread has a home line locked already.
@@ -41,7 +39,6 @@ mod checked {
 
 #[cfg(not(all(debug_assertions, not(any(corewalk_loom, corewalk_shuttle)))))]
 mod checked {
-    /// Nothing is checked in this build.
     pub(crate) struct Held;
 
     #[inline(always)]
@@ -56,8 +53,7 @@ pub(crate) use checked::{Held, enter};
 mod tests {
     use super::*;
 
-    /// A thread may lock a line of the index, unlock it, and then lock another one. Trap T42 in
-    /// `traps.md`.
+    /// A thread may lock one home line after it has unlocked another. Trap T42 in `traps.md`.
     #[test]
     fn locks_one_after_the_other_are_in_order() {
         for _ in 0..2 {
@@ -65,8 +61,8 @@ mod tests {
         }
     }
 
-    /// Control test: the check must find a thread that locks two home lines (lines that the hashes
-    /// of keys select) at the same time, even without a deadlock.
+    /// Control test: the check must find a thread with two locked home lines, even without a
+    /// deadlock.
     #[test]
     #[should_panic(expected = "T42: a thread locks two homes")]
     fn control_two_homes_are_caught() {

@@ -41,7 +41,6 @@ use corewalk_base::primitives::atomic::{AtomicU64, Ordering, fence};
 
 use crate::index::Locked;
 
-/// Words of a slot.
 pub(crate) const WORDS: usize = 3;
 pub(crate) const KEY: usize = 0;
 pub(crate) const VALUE: usize = 1;
@@ -53,16 +52,12 @@ pub(crate) const REUSABLE: u64 = 1 << 2;
 const AWAITED: u64 = 1 << 3;
 const COUNT_SHIFT: u32 = 4;
 const ONE: u64 = 1 << COUNT_SHIFT;
-/// One generation.
 pub(crate) const NEXT: u64 = 1 << 22;
 pub(crate) const GENERATION: u64 = !(NEXT - 1);
 pub(crate) const COUNT: u64 = !GENERATION & !(ONE - 1);
 
-/// The words of one slot.
 pub(crate) type Words = [AtomicU64; WORDS];
 
-/// A state word.
-///
 /// | bits | meaning | changed by |
 /// |---|---|---|
 /// | 0 | live | set by `fill`; cleared by the step that ends the entry |
@@ -74,20 +69,15 @@ pub(crate) type Words = [AtomicU64; WORDS];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(u64);
 
-/// The entries that a step must not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Spare {
-    /// Entries with handles.
     Held,
-    /// Entries with handles, and entries whose referenced bit is set.
     Referenced,
 }
 
 /// The effects of a [`put`] on the entry.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
-    /// True if the dropped handle was the last one and a thread sleeps until the entry has no
-    /// handle.
     pub(crate) wakes: bool,
 }
 
@@ -106,15 +96,13 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// Returns true if both states are live and have the same generation, which means that the slot
-    /// had the same entry both times.
+    /// If two states are live and have one generation, the slot had the same entry both times.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
     }
 
-    /// Returns true if a search may take a handle of the entry. The value must not be full (with
-    /// the maximum number of users), and no thread may wait for the drop of the last handle.
+    /// Searches skip full values, and entries for whose last handle a thread waits.
     #[inline]
     fn is_findable(self) -> bool {
         let flags = self.0 & (LIVE | REUSABLE | AWAITED);
@@ -122,58 +110,57 @@ impl State {
     }
 }
 
-/// Loads the state word. The caller then sees the writes that other threads made before they
-/// changed it.
+/// The caller sees the writes that other threads made before they changed the state word.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
-    // ORDERING(mbcache-fill): Acquire. Pairs with the store in `fill`: a thread that loads a live
-    // state also sees the key and the value of that entry.
-    // ORDERING(mbcache-state): Acquire. Pairs with `step`: a thread that sees a removal also sees
-    // the writes of the threads that had the last handles.
+    // ORDERING(mbcache-fill): Acquire, for the Release store in `fill`. A thread that loads a live
+    // state also sees the entry's key and value.
+    // ORDERING(mbcache-state): Acquire, for the compare-exchange in `step`. A thread that sees a
+    // removal also sees the writes of all threads that had handles.
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Returns the key and the value in a slot. They belong to one entry if the caller has a handle of
-/// it. Without a handle, another thread may reuse the slot between the two loads. Then the caller
-/// must call [`is_still`], or change the state word by a compare-exchange.
+/// Without a handle of the entry, another thread may reuse the slot between the two loads. So the
+/// caller must afterwards call [`is_still`], or change the state word by a compare-exchange.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
-    // ORDERING: Relaxed. The generation in the state word tells the caller whether the key and the
-    // value belong to the same entry.
+    // ORDERING: Relaxed. The caller checks the generation in the state word afterwards, by an
+    // ordered operation.
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// Returns true if the slot still has the entry of `state`. Then the key and the value that the
-/// caller has read since belong to it.
+/// True proves that the key and the value that the caller has read since `state` belong to the
+/// entry.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
-    // ORDERING(mbcache-refill): Acquire fence. See `fill`.
+    // ORDERING(mbcache-refill): Acquire fence, for the Release fence in `fill`. Without it, a new
+    // key could be read together with the old generation.
     fence(Ordering::Acquire);
-    // If the entry was removed, the caller may free its value. Before that, it must see the writes
-    // of the last thread that had a handle. The Acquire load in `state` provides that.
+    // A caller that misses the entry may free its value. So it must first see all writes of threads
+    // that had handles, and the Acquire load in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 
-/// Stores `pair` in a slot without a live entry, under the lock of the slot's line (invariant S.1).
+/// For invariant S.1, the caller holds the lock of the line of the slot.
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
     debug_assert!(!before.is_live(), "S.1");
-    // ORDERING(mbcache-refill): Release fence. Pairs with the Acquire fences in `is_still` and in
+    // ORDERING(mbcache-refill): Release fence, for the Acquire fences in `is_still` and in
     // searches. A reader that sees the new key or value also sees that the previous entry was
     // removed.
     fence(Ordering::Release);
-    // ORDERING: Relaxed. See above.
+    // ORDERING: Relaxed. The fence above and the store of the state below order both stores.
     words[KEY].store(pair.0, Ordering::Relaxed);
     words[VALUE].store(pair.1, Ordering::Relaxed);
     let live = (before.0 & GENERATION).wrapping_add(NEXT) | LIVE | REUSABLE;
-    // ORDERING(mbcache-fill): Release. Pairs with the load in `state`: a reader that sees the slot
+    // ORDERING(mbcache-fill): Release, for the Acquire load in `state`. A reader that sees the slot
     // live also sees its key and value.
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Removes the entry of `state`, unless a thread has a handle of it or `spare` says that it must
-/// stay. If nothing was removed, returns the current state as the error.
+/// Removes an entry, unless a thread has a handle of it or `spare` says that it must stay. The
+/// error is the current state.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -184,13 +171,12 @@ pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State
     ended.map(drop)
 }
 
-/// Takes a handle of the entry in a slot, and returns the new state. Returns None if the key is not
-/// `key`, or if searches must skip the entry (see [`State::is_findable`]).
+/// Takes a handle. Returns `None` if the slot has another key, or an entry that searches must skip.
 #[inline]
 pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     let seen = state(words);
-    // ORDERING: Relaxed. The compare-exchange below succeeds only if the slot still has the entry
-    // of `seen`. Then this key belongs to that entry.
+    // ORDERING: Relaxed. The compare-exchange below fails if the slot was reused after `seen` was
+    // loaded.
     if words[KEY].load(Ordering::Relaxed) != key {
         return None;
     }
@@ -201,11 +187,8 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// Drops a handle that was taken when the slot had the state `state`.
-///
-/// If the value has the maximum number of users (the flag *reusable* is not set), the drop of the
-/// last handle removes the entry. Otherwise that drop clears the flag *awaited*. In both cases,
-/// threads that sleep until the entry has no handle go on.
+/// The drop of the last handle removes the entry of a full value, and otherwise clears the flag
+/// *awaited*. Both wake the threads that wait until the entry has no handle.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -224,25 +207,23 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
     put
 }
 
-/// Sets the referenced bit of the entry of `state`. Stores nothing if it is already set.
+/// A store would take the cache line away from other processors, so a bit that is set already is
+/// not set again.
 #[inline]
 pub(crate) fn touch(words: &Words, state: State) {
     if !state.is_referenced() {
-        // If the entry has ended meanwhile, there is nothing to mark.
+        // A removed entry needs no mark.
         let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 | REFERENCED));
     }
 }
 
-/// Clears the referenced bit of the entry of `state`.
+/// Clears the referenced bit.
 pub(crate) fn age(words: &Words, state: State) {
-    // As in `touch`.
+    // A removed entry needs no change.
     let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Sets or clears the reusable flag, which says that the value may get more users. Returns the new
-/// state. An entry without the flag ends immediately if it has no handle, and otherwise with its
-/// last handle.
-///
+/// Without the flag *reusable*, an entry ends with its last handle, or immediately if it has none.
 /// Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
     let flagged = change(words, state, |now| {
@@ -256,8 +237,8 @@ pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Op
     flagged.ok()
 }
 
-/// Sets the flag *awaited*, so that the drop of the last handle wakes this thread. Returns `None`
-/// if the entry has ended, or has no handle.
+/// Makes the drop of the last handle wake the caller. Returns `None` if the entry has ended or has
+/// no handle.
 pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     let awaited = change(words, state, |now| {
         (now.is_same_entry(state) && now.count() > 0).then_some(now.0 | AWAITED)
@@ -265,23 +246,22 @@ pub(crate) fn await_unused(words: &Words, state: State) -> Option<State> {
     awaited.ok()
 }
 
-/// Sleeps until the last handle is dropped, after [`await_unused`]. The sleep may also end early.
+/// Sleeps until the last handle is dropped. May return early.
 ///
-/// The drop of the last handle clears the flag *awaited*, for which the thread sleeps. A handle
-/// that another thread takes later does not prolong the sleep.
+/// A thread sleeps until the drop of the last handle clears the flag *awaited*. So a handle that is
+/// taken later does not prolong the sleep.
 pub(crate) fn sleep_while_awaited(words: &Words, awaited: State) {
     let mask = GENERATION | LIVE | AWAITED;
     corewalk_base::park::wait(&words[STATE], mask, awaited.0 & mask);
 }
 
-/// Wakes the threads that sleep in [`sleep_while_awaited`].
 #[cold]
 pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// Replaces the state word by the result of `next`, in one atomic step, and returns it. If `next`
-/// returns `None` for the current state, stores nothing, and returns that state as the error.
+/// One atomic step replaces the state word by the result of `next`. If `next` returns `None`,
+/// nothing is stored, and the error is the current state.
 ///
 /// `seen` comes from an Acquire load, or from an earlier successful change by the caller.
 #[inline]
@@ -300,17 +280,13 @@ fn change(
     }
 }
 
-/// Replaces the state `seen` by `new`. If the slot's current state is not `seen`, returns the
-/// current state as the error.
-///
-/// If the compare-exchange succeeds, the slot still has the entry that it had when `seen` was
-/// loaded. Then the key and the value that were read since belong to that entry. A slot gets a new
-/// key and value only after its entry was removed.
+/// Success proves that the slot has had the same entry since `seen` was loaded. So a key and a
+/// value read since then belong to it.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
-    // ORDERING(mbcache-state): AcqRel. Release: the work of a thread that has a handle happens
-    // before the compare-exchange that removes the entry. Acquire: the thread that removes the
-    // entry sees this work. A failed compare-exchange is an Acquire load, as in `state`.
+    // ORDERING(mbcache-state): AcqRel. Release: what a thread did with a handle happens before
+    // another thread removes the entry. Acquire: the removing thread sees it, and may free the
+    // value. A failure is an Acquire load for the same reason.
     words[STATE]
         .compare_exchange(seen.0, new, Ordering::AcqRel, Ordering::Acquire)
         .map(drop)

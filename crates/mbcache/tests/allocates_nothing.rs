@@ -11,7 +11,6 @@ use std::{fs, hint::black_box, path::PathBuf, sync::mpsc, time::Duration};
 #[global_allocator]
 static ALLOC: Counting = Counting::new();
 
-/// Calls every method of the cache, with a budget so small that `create` also runs reclaim.
 fn all_calls(cache: &Mbcache) {
     for value in 0..20_000 {
         let key = value / 3;
@@ -42,14 +41,13 @@ fn all_calls(cache: &Mbcache) {
 }
 
 fn allocations_of(run: impl FnOnce()) -> u64 {
-    // A thread's first use of a thread-local variable may allocate.
     drop(black_box(Box::new(1)));
     let before = thread_allocations();
     run();
     thread_allocations() - before
 }
 
-/// An allocation under a lock of the cache may call reclaim, which needs that lock. Trap T41 in
+/// An allocation under a lock of the cache may call reclaim, which needs the same lock. Trap T41 in
 /// `traps.md`.
 #[test]
 fn every_call_allocates_nothing() {
@@ -69,8 +67,6 @@ fn control_one_allocation_is_counted() {
     assert_eq!(allocations_of(run), 1);
 }
 
-/// On one thread, sleeps `waits` times until an entry has no handle. Returns the number of
-/// allocations of each wait.
 fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     let (told, tell) = mpsc::channel();
     (0..waits).for_each(|key| cache.create(key, 1).unwrap());
@@ -96,8 +92,7 @@ fn allocations_of_waits(cache: &Mbcache, waits: u64) -> Vec<u64> {
     })
 }
 
-/// Guarantee G.5 of `lib.rs`: only the first sleep of a thread may allocate; its later sleeps must
-/// not.
+/// Guarantee G.5 of `lib.rs`: only the first sleep of a thread may allocate.
 #[test]
 fn waits_of_a_thread_allocate_the_first_time_only() {
     let _watchdog = Watchdog::start("waits of a thread", Duration::from_secs(120));

@@ -17,18 +17,14 @@ use std::{
 
 const LIMIT: Duration = Duration::from_secs(120);
 const BLOCKS: usize = 4_000;
-/// The number of keys. It is so small that different contents share a key.
 const KEYS: u64 = 7;
 
-/// A block; without users it is free.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     content: u64,
     users: u32,
 }
 
-/// Tells whether a store calls `note_users`. Without these calls, its cache does not know which
-/// blocks are full (with the maximum number of users).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tell {
     Users,
@@ -41,9 +37,7 @@ struct Store {
     tell: Tell,
     blocks: Vec<Mutex<Block>>,
     free: Mutex<Vec<u64>>,
-    /// Entries whose content was compared.
     looks: AtomicU64,
-    /// Contents that were shared.
     hits: AtomicU64,
 }
 
@@ -78,8 +72,6 @@ impl Store {
         (self.looks.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed))
     }
 
-    /// Looks for a block with `content` that has room for one more user (file). Adds the user, and
-    /// returns the block's number.
     fn share(&self, content: u64) -> Option<u64> {
         let mut found = self.cache.find_first(key(content));
         while let Some(entry) = found {
@@ -104,7 +96,6 @@ impl Store {
         None
     }
 
-    /// Stores `content`, and returns the number of its block.
     fn put(&self, content: u64) -> u64 {
         self.share(content).unwrap_or_else(|| {
             let number = self.free.lock().unwrap().pop().expect("there are enough blocks");
@@ -147,8 +138,7 @@ impl Store {
         self.free.lock().unwrap().push(number);
     }
 
-    /// Changes the content of a block in place, as its only user. Returns the number of the block
-    /// that has the content now.
+    /// Returns the number of the block that has the content afterwards.
     fn change_in_place(&self, number: u64, content: u64) -> u64 {
         let mut block = self.block(number);
         assert_eq!(block.users, 1);
@@ -196,7 +186,6 @@ fn blocks_under_put_and_release_are_never_freed_in_use() {
 }
 
 /// Control test: the store ignores the result of `delete_or_get`, and frees a block that is in use.
-/// The test must find that at its end.
 #[test]
 #[should_panic(expected = "T34: a freed block is in use")]
 fn control_block_that_is_freed_while_it_is_found_is_caught() {
@@ -210,24 +199,24 @@ fn control_block_that_is_freed_while_it_is_found_is_caught() {
     assert!(store.block(entry.value()).users > 0, "T34: a freed block is in use");
 }
 
-/// A block is changed in place, and another block already has its new content. The search for that
-/// content must find the other block. Trap T38 in `traps.md`.
+/// If another block already has the new content of a block, a search must find that other block.
+/// Trap T38 in `traps.md`.
 #[test]
 fn block_changed_in_place_is_shared_with_its_equal() {
     let store = Store::new(8, Tell::Users);
     let (one, other) = (store.put(1), store.put(2));
     assert_eq!(store.change_in_place(other, 1), one);
     assert_eq!((store.in_use(), store.cache.stats().entries), (1, 1));
-    // No other block has the content to which the third block is changed. The search for it must
-    // find nothing, and not the third block itself.
+    // No other block has the new content of the third one. A search for it must not find the third
+    // block itself.
     let third = store.put(3);
     assert_eq!(store.change_in_place(third, 4), third);
     assert_eq!(store.put(4), third);
     assert_eq!(store.put(3), store.put(3));
 }
 
-/// Control test: the changed block is put into the cache before the search for a block with equal
-/// content. Then the search wrongly finds the changed block itself.
+/// Control test: a changed block enters the cache before the search for an equal one. So the search
+/// wrongly finds the changed block itself.
 #[test]
 fn control_block_that_is_entered_first_finds_itself() {
     let store = Store::new(8, Tell::Users);
@@ -239,7 +228,6 @@ fn control_block_that_is_entered_first_finds_itself() {
     assert_eq!(store.in_use(), 2);
 }
 
-/// Stores 20,000 files with 5 different contents, and then gives random files another one.
 fn many_files(tell: Tell) -> Store {
     const FILES: usize = 20_000;
     let store = Store::new(1024, tell);
@@ -250,8 +238,8 @@ fn many_files(tell: Tell) -> Store {
         store.release(files[file]);
         files[file] = store.put(rng.below(5));
     }
-    // 5 contents belong to 4000 files each, and a block has at most 1024 users. So 20 blocks are
-    // needed, and random changes may take a few more.
+    // 5 contents have 4000 files each, and a block has at most 1024 users. So 20 blocks are needed,
+    // and random changes may take a few more.
     assert!((20..=26).contains(&store.in_use()), "{} blocks", store.in_use());
     store
 }
@@ -264,16 +252,13 @@ fn finds_among_full_blocks_meet_none_of_them() {
     assert_eq!(looks, hits, "T39: a full block was looked at");
 }
 
-/// Control test: without `note_users`, the cache does not know which blocks are full (with the
-/// maximum number of users). So searches examine full blocks, too.
 #[test]
 fn control_finds_without_the_flag_meet_full_blocks() {
     let (looks, hits) = many_files(Tell::Nothing).looks_and_hits();
     assert!(looks > hits + hits / 4, "{looks} looks for {hits} hits");
 }
 
-/// Files with 10 different contents must take 10 blocks, as long as each content belongs to at most
-/// 1024 files.
+/// Equal contents take one block for up to 1024 files.
 #[test]
 fn files_of_few_contents_take_a_block_per_content() {
     let store = Store::new(1024, Tell::Users);

@@ -17,16 +17,13 @@ use std::sync::mpsc;
 #[global_allocator]
 static SEAL: Seal = Seal::new();
 
-/// The number of keys that the test tries. It uses those keys whose entries are in different cache
-/// lines.
 const KEYS: u64 = 300;
-/// The number of keys on which each thread runs each operation.
 const SAMPLES: u64 = 8;
 
 type Op = (&'static str, fn(&System, u64));
 
-/// The operations to compare. Each gets a key with two entries: the one with value 0 has its
-/// referenced bit set, and the test has a handle of the one with value 1.
+/// Each operation gets a key with two entries. That of value 0 has its referenced bit set, and that
+/// of value 1 has a handle.
 const OPS: [Op; 8] = [
     ("get", |system, key| assert!(system.cache.get(key, 0))),
     ("first get", |system, key| assert!(system.cache.get(key, 1))),
@@ -51,11 +48,8 @@ const OPS: [Op; 8] = [
     }),
 ];
 
-/// The cache under test, and a counter to which the control's operations add. Leaked, because it
-/// must outlive the recording of memory accesses.
 struct System {
     cache: Mbcache,
-    /// A counter in a cache line of its own, to which only the control adds.
     operations: Box<Alone>,
 }
 
@@ -80,8 +74,6 @@ fn build() -> (&'static System, Vec<Entry<'static>>) {
     (system, held)
 }
 
-/// Returns keys whose entries are in different lines. A search reads one line for its key, and some
-/// of the `Mbcache` itself, which all searches read.
 fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
     let look = |key| watched.record(|| assert!(black_box(!system.cache.get(key, 9)))).read;
     let common: BTreeSet<usize> = look(0).intersection(&look(1)).copied().collect();
@@ -95,15 +87,10 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
         .collect()
 }
 
-/// For each operation, the cache lines that it has read and written, per key.
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Compares the recorded runs of two threads. Two runs conflict if one writes a cache line that the
-/// other reads or writes. Prints a table with a row for each operation of the first thread, and a
-/// column for each of the second.
-///
-/// Each cell of the table is the percentage of pairs of runs without a conflict. Returns the number
-/// of conflicts.
+/// Two runs conflict if one writes a cache line that the other reads or writes. The table shows the
+/// percentage of pairs of runs without a conflict.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;
     for (name, lines) in one {
@@ -121,9 +108,8 @@ fn compare(one: &Recorded, other: &Recorded) -> usize {
     conflicts
 }
 
-/// Guarantee G.7 of `lib.rs`: operations on keys whose hashes select different cache lines write no
-/// common cache line. Two controls must have conflicts: operations on one key, and operations that
-/// also write a common counter.
+/// Guarantee G.7 of `lib.rs`. Two controls must have conflicts: operations on one key, and
+/// operations that also write a common counter.
 #[test]
 fn operations_on_different_homes_write_no_common_line() {
     let phase = SEAL.begin();
@@ -162,16 +148,14 @@ fn operations_on_different_homes_write_no_common_line() {
             one.iter().all(|(_, lines)| lines.iter().all(|l| !l.read.is_empty())),
             "nothing seen"
         );
-        // Each operation writes to the cache line with the entries of its key. Exceptions are a
-        // `get` of a pair whose referenced bit is set (guarantee G.6 of `lib.rs`), and a deletion
-        // that a handle prevents.
+        // All operations but two write the cache line of their key. The two are a `get` of a used
+        // pair (guarantee G.6 of `lib.rs`) and a deletion that a handle prevents.
         for (name, lines) in &one {
             let is_read = ["get", "delete what is held"].contains(name);
             assert!(lines.iter().all(|l| l.written.is_empty() == is_read), "{name}");
         }
 
-        // Control test: a `find` and a `get` on the same key conflict, because `find` writes. Two
-        // calls of `get` do not.
+        // Control test: on one key, `find` and `get` conflict, but two calls of `get` do not.
         let (a, b) = (here(OPS[2].1, key), there(OPS[0].1, key));
         assert_eq!((a.conflicts(&b).len(), b.conflicts(&a).len()), (1, 1), "control: one key");
         let twice = (here(OPS[0].1, key), there(OPS[0].1, key));

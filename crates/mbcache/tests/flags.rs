@@ -14,8 +14,8 @@ fn flags_of_one_entry_under_two_threads_are_kept() {
     assert_eq!(flags::lost_of(400_000), 0, "T33: a flag was lost");
 }
 
-/// Control test: two threads change different flags of one word by a load and a store of the whole
-/// word. A change of one flag must then get lost.
+/// Control test: two threads change different flags of one word by a load and a store of the word.
+/// So a change gets lost.
 #[test]
 fn control_flags_that_are_changed_in_two_steps_are_lost() {
     const CHANGES_MAX: u64 = 1 << 32;
@@ -23,17 +23,18 @@ fn control_flags_that_are_changed_in_two_steps_are_lost() {
     let is_lost = AtomicBool::new(false);
     let change = |flag: u64| {
         for change in 1..CHANGES_MAX {
-            // ORDERING: Relaxed. Strong enough; the deliberate fault is the second step.
+            // ORDERING: Relaxed. Strong enough; the planted bug is the second step.
             let before = word.load(Ordering::Relaxed);
             if is_lost.load(Ordering::Relaxed) {
                 return;
             }
             if change > 1 && (before & flag != 0) == (change % 2 == 1) {
-                // ORDERING: Relaxed. As above.
+                // ORDERING: Relaxed. The value only tells the other thread to stop.
                 is_lost.store(true, Ordering::Relaxed);
                 return;
             }
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed, which is strong enough. The planted bug is that a load and a store
+            // replace one atomic operation.
             word.store(before ^ flag, Ordering::Relaxed);
         }
     };

@@ -1,7 +1,7 @@
 //! Tests that searches and reclaim are correct while other threads create and delete entries.
 //!
-//! The indexes in these tests are small. So many entries lie in later lines than the line that
-//! their hash selects, and slots are soon used again.
+//! The indexes are so small that many entries lie behind their home line, and slots are soon used
+//! again.
 
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 use corewalk_mbcache::{CreateError, Mbcache, MbcacheOptions};
@@ -17,8 +17,8 @@ fn cache(budget_bytes: u64) -> Mbcache {
     Mbcache::new(MbcacheOptions::default().with_budget_bytes(budget_bytes)).unwrap()
 }
 
-/// Guarantee G.1 of `lib.rs`: an entry in a later line than the one that its key's hash selects
-/// must be found, while other threads create and delete entries in between.
+/// Guarantee G.1 of `lib.rs`: an entry behind its home line must be found while other entries come
+/// and go.
 #[test]
 fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     const CHURNED: u64 = 60;
@@ -32,7 +32,6 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
         for _ in 0..ROUNDS {
             if racer.thread > 0 {
                 let value = racer.rng.below(CHURNED);
-                // The deletion fails if another thread has a handle of the pair.
                 if cache.delete_or_get(1, value).is_none() {
                     let created = cache.create(1, value);
                     assert_ne!(created, Err(CreateError::Full));
@@ -55,8 +54,8 @@ fn entries_that_stay_are_found_while_others_of_their_home_come_and_go() {
     });
 }
 
-/// Reclaim must not remove an entry with a handle, and the count of entries must be right at the
-/// end. Trap T35 in `traps.md`.
+/// Reclaim must not remove an entry with a handle, and must keep the count of entries right. Trap
+/// T35 in `traps.md`.
 #[test]
 fn shrinker_under_load_keeps_held_entries_and_counts() {
     const CREATORS: usize = 2;
@@ -83,7 +82,7 @@ fn shrinker_under_load_keeps_held_entries_and_counts() {
             return 0;
         }
         let mut dropped = 0;
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. The value only tells the shrinker to stop.
         while working.load(Ordering::Relaxed) > 0 {
             dropped += cache.scan(64);
         }

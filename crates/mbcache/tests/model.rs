@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 enum Call {
     Create(u64, u64),
     Get(u64, u64),
-    /// Finds all values of a key, and keeps the handle of the value at this position.
     Find(u64, usize),
     Put(usize),
     Touch(usize),
@@ -21,7 +20,6 @@ enum Call {
     Scan(u64),
 }
 
-/// The model's knowledge of a pair.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     is_reusable: bool,
@@ -29,7 +27,6 @@ struct Pair {
     handles: u32,
 }
 
-/// A held entry, and its pair.
 struct Held<'c> {
     entry: Entry<'c>,
     pair: (u64, u64),
@@ -44,7 +41,6 @@ struct Run<'c> {
 }
 
 impl Run<'_> {
-    /// Returns the values of a key that a search must find.
     fn findable(&self, key: u64) -> Vec<u64> {
         let of_key = self.model.range((key, 0)..=(key, u64::MAX));
         of_key.filter(|(_, pair)| pair.is_reusable).map(|(at, _)| at.1).collect()
@@ -96,8 +92,6 @@ impl Run<'_> {
         assert_eq!(self.cache.stats().entries, self.model.len() as u64);
     }
 
-    /// Removes a pair that the cache removes too: its value has the maximum number of users, and
-    /// the test has no handle of it.
     fn drop_if_full(&mut self, pair: (u64, u64)) {
         if self.model.get(&pair).is_some_and(|pair| !pair.is_reusable && pair.handles == 0) {
             self.model.remove(&pair);
@@ -135,14 +129,11 @@ impl Run<'_> {
         assert_eq!(met, expected);
     }
 
-    /// The model does not know where reclaim continues. So it predicts only the result of a scan of
-    /// all entries.
+    /// The model does not know where reclaim continues. So it predicts only a scan of all entries.
     fn scan(&mut self, entries: u64) {
         let dropped = self.cache.scan(entries);
         assert!(dropped <= entries);
         let mut gone = 0;
-        // `get` tells whether the cache still contains the pair, and sets its referenced bit. So
-        // set the bit in the model too.
         self.model.retain(|&(key, value), pair| {
             let is_there = self.cache.get(key, value);
             assert!(is_there || (pair.handles == 0 && !pair.is_used), "{key} {value} {pair:?}");
@@ -174,7 +165,6 @@ proptest! {
 
     #[test]
     fn cache_answers_as_the_multimap(calls in prop::collection::vec(call(), 1..120), is_small in prop::bool::weighted(0.25)) {
-        // Small indexes put entries of different keys in the same lines.
         let lines = if is_small { 18 } else { 1_500 };
         let options = MbcacheOptions::default()
             .with_budget_bytes(lines * 64)

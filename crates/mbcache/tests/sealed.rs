@@ -13,11 +13,9 @@ use std::hint::black_box;
 static SEAL: Seal = Seal::new();
 
 const PAIRS: u64 = 10_000;
-/// A pair that was never asked for.
 const UNUSED: u64 = PAIRS;
 
-/// Returns a cache with two values per key. All pairs except one have the referenced bit set. The
-/// cache must outlive its read-only memory, so it is leaked.
+/// The cache is leaked, because it must outlive the guard that makes its memory read-only.
 fn build() -> &'static Mbcache {
     let options = MbcacheOptions::default();
     let cache: &'static Mbcache = Box::leak(Box::new(Mbcache::new(options).unwrap()));

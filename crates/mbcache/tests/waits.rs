@@ -41,8 +41,8 @@ fn threads_that_wait_go_on_when_the_last_handle_is_put() {
     assert!(cache.delete_or_get(1, 5).is_none());
 }
 
-/// A thread that frees a value must wait for the threads that found it, and no wait may last for
-/// ever. Some threads search for values, and one frees them. Trap T34 in `traps.md`.
+/// A thread that frees a value must wait for the threads that have found it, and the wait must end.
+/// Trap T34 in `traps.md`.
 #[test]
 fn waits_beside_finders_all_end() {
     const ROUNDS_MAX: u64 = 50_000_000;
@@ -73,7 +73,7 @@ fn waits_beside_finders_all_end() {
             cache.create(1, 5).unwrap();
         }
         if racer.thread == 0 {
-            // ORDERING: Relaxed. As above.
+            // ORDERING: Relaxed. The value only tells the other threads to stop.
             is_done.store(true, Ordering::Relaxed);
         }
         waited
@@ -81,8 +81,8 @@ fn waits_beside_finders_all_end() {
     assert!(waited[0] >= WAITS, "no deletion had to wait");
 }
 
-/// Guarantee G.1 of `lib.rs`: a thread that waits until an entry has no handle waits only for the
-/// handles that exist when its wait starts.
+/// Guarantee G.1 of `lib.rs`: the wait for the last handle of an entry must end although other
+/// threads search for the entry.
 #[test]
 fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
     let _watchdog = Watchdog::start("a thread beside a later finder", LIMIT / 4);
@@ -92,7 +92,7 @@ fn thread_that_waits_is_not_kept_by_a_finder_that_came_later() {
         let _second = thread::scope(|scope| {
             let busy = cache.delete_or_get(1, 5).expect("it is held");
             let waiter = scope.spawn(move || busy.wait());
-            // A search returns no handle of the entry while the other thread waits.
+            // While a thread waits for the last handle of an entry, a search returns no new handle.
             while cache.find_first(1).is_some() {
                 thread::yield_now();
             }

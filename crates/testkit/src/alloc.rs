@@ -61,9 +61,8 @@ impl Counting {
     /// Reads four counters one after the other, so the result is exact only if no other thread
     /// allocates or frees meanwhile.
     pub fn live(&self) -> Live {
-        // ORDERING: Relaxed. The counts are statistics. `live` reads the freed memory before the
-        // allocated memory, so that the difference is seldom negative. A negative difference counts
-        // as 0.
+        // ORDERING: Relaxed. The counts are statistics. Freed memory is read before allocated
+        // memory, so the difference is seldom negative, and a negative one counts as 0.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
         // ORDERING: Relaxed. The counts are statistics.

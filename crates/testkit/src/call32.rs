@@ -42,8 +42,8 @@ pub fn fchown(_file: &File, _uid: u32, _gid: u32) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
-/// Returns true if the kernel supports `int 0x80`. Otherwise the instruction kills the process, so
-/// a child process tries it.
+/// On a kernel without 32-bit system calls, `int 0x80` kills the process. So a child process tries
+/// it.
 #[cfg(target_arch = "x86_64")]
 fn is_possible() -> bool {
     const GETPID: i32 = 20;
@@ -61,7 +61,7 @@ fn is_possible() -> bool {
     ended == child && status == 0
 }
 
-/// Makes the system call `number` of the 32-bit table. Returns its result or a negative errno.
+/// Returns the result or a negative errno.
 ///
 /// # Safety
 ///

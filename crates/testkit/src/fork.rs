@@ -128,7 +128,7 @@ fn wait(pid: Option<Pid>) -> io::Result<Option<WaitStatus>> {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // Ignore the error, which a drop cannot return.
+        // A drop cannot return the error.
         let _ended = self.end();
     }
 }

@@ -9,8 +9,8 @@
 //! from changed inputs that gave a new answer. So the search gets past the first check that refuses
 //! an input.
 //!
-//! If the code under test panics, the fuzz test writes the input to a file, and prints the command
-//! that adds the file to the corpus.
+//! If the code under test panics, the fuzz test writes the input to a file. It also prints the
+//! command that adds the file to the corpus.
 //!
 //! ```
 //! use corewalk_testkit::fuzz::Fuzz;
@@ -42,13 +42,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The environment variable that multiplies the number of runs.
 const TIMES: &str = "COREWALK_FUZZ_TIMES";
 
-/// The longest input in bytes. A longer one is truncated.
+/// A longer input is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers that often are limits in code, such as the largest value of an integer type.
+/// Numbers that often are limits in code.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
@@ -117,7 +116,6 @@ impl Fuzz {
         answers
     }
 
-    /// Reads the corpus, in the order of the file names.
     fn corpus(&self) -> Vec<Vec<u8>> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz").join(&self.name);
         let entries =
@@ -128,7 +126,6 @@ impl Fuzz {
         paths.iter().map(|path| fs::read(path).expect("an input can be read")).collect()
     }
 
-    /// Changes `input` in one random place, in some cases with bytes of `other`, another input.
     fn change(&self, input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
         let at = rng.index(input.len() + 1);
         let end = (at + 1 + rng.index(16)).min(input.len());
@@ -146,8 +143,6 @@ impl Fuzz {
             }
             4 if !self.words.is_empty() => insert(input, at, rng.pick::<Vec<u8>>(&self.words)),
             5 => {
-                // Overwrite one to eight bytes with one of the numbers in `EDGES`, plus or minus at
-                // most 1.
                 let number = rng.pick(&EDGES).wrapping_add(rng.below(3)).wrapping_sub(1);
                 let width = 1 << rng.below(4);
                 let end = (at + width).min(input.len());
@@ -170,8 +165,8 @@ fn times() -> u64 {
     text.map_or(1, |text| text.parse().expect("COREWALK_FUZZ_TIMES is a number"))
 }
 
-/// A guard that exists while the code under test runs. Its drop during a panic writes the input to
-/// a file.
+/// A guard that exists while the code under test runs. If that code panics, the drop of the guard
+/// writes the input to a file.
 struct Failing<'a> {
     name: &'a str,
     input: &'a [u8],
@@ -198,10 +193,9 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// Checks that the fuzzer finds an input that passes three checks in a row, by going on with
-    /// inputs that gave new answers. The function under test compares three bytes, and answers how
-    /// many were right.
-    // Miri would take long, and this code is safe.
+    /// Random changes alone do not pass three comparisons in a row. The fuzzer must go on with
+    /// inputs that gave new answers.
+    // Miri would take long, and the code is safe.
     #[cfg(not(miri))]
     #[test]
     fn inputs_with_new_answers_lead_past_checks() {

@@ -44,24 +44,22 @@ impl Clock {
     /// Returns the current logical time, and advances the clock. So no two calls return the same
     /// time.
     pub fn tick(&self) -> u64 {
-        // ORDERING: AcqRel. Calls of `tick` by different threads pair with each other. The actions
-        // of a thread before its tick happen before those of another thread after a later tick
-        // (guarantee A.2).
+        // ORDERING: AcqRel, for other calls of `tick`. Without it, actions before a tick need not
+        // happen before those after a later tick of another thread, and guarantee A.2 would fail.
         self.ticks.fetch_add(1, Ordering::AcqRel)
     }
 
     /// Returns the number of ticks so far, and stores nothing.
     ///
-    /// A tick is a call of [`Clock::tick`]. The result counts the ticks that happen before this
-    /// call returns. That includes a tick of a writer before a store, if this thread has read the
-    /// stored value. So a reader that stores nothing can place its read between two ticks of
-    /// writers.
+    /// The result counts all calls of [`Clock::tick`] that happen before it. If a writer ticks
+    /// before it stores a value, a reader of the value sees the tick. So a reader that stores
+    /// nothing can place its read between two ticks of writers.
     pub fn now(&self) -> u64 {
-        // ORDERING: Acquire fence. If this thread has read a value that another thread stored after
-        // a `tick`, the load below counts that tick. The fence ensures this even if the value was
-        // read with a relaxed load.
+        // ORDERING: Acquire fence, for the AcqRel in `tick`. If the thread has read a value that
+        // another thread stored after a `tick`, the load below counts that tick. The fence ensures
+        // this even if the value was read with a relaxed load.
         fence(Ordering::Acquire);
-        // ORDERING: Acquire, paired with `tick`.
+        // ORDERING: Acquire, for the AcqRel in `tick`.
         self.ticks.load(Ordering::Acquire)
     }
 }

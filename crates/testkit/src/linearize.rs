@@ -46,7 +46,6 @@ use std::{
     mem,
 };
 
-/// How many calls before the wrong call a report shows.
 const SHOWN_BEFORE: usize = 12;
 
 /// A sequential model of the code under test. It computes the correct results.
@@ -91,8 +90,8 @@ pub trait Spec: Clone + Eq + Hash {
     /// Returns true if `seen` is a permitted result of `op`, where `right` is the model's result.
     ///
     /// By default `seen` must equal `right`. Override this if an operation may have other results,
-    /// such as "try again". The model's state does not depend on this choice: it is the state in
-    /// which `apply` left it.
+    /// such as "try again". Whatever the override permits, the model keeps the state in which
+    /// `apply` left it.
     fn accepts(&self, op: &Self::Op, right: &Self::Ret, seen: &Self::Ret) -> bool {
         let _ = op;
         right == seen
@@ -102,14 +101,13 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The search gives up after this number of distinct search states. A search state is a set of
-    /// calls that are in order, with the state of the model after them.
+    /// The search gives up after this number of distinct search states. A search state consists of
+    /// the calls that are already in the sequence, and of the model's state after them.
     pub states: usize,
 }
 
 impl Default for Limit {
-    /// Returns a limit of four million search states (set of calls, state of the model). Such a
-    /// search takes a few seconds and a few hundred MiB.
+    /// A search of four million states takes a few seconds and a few hundred MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -168,8 +166,8 @@ pub fn report<S: Spec + Debug>(
         .map(|(index, call)| (call.returned, index))
         .collect();
     returns.sort_unstable();
-    // Search for the shortest wrong prefix by bisection: each prefix that contains a wrong prefix
-    // is wrong too. The result is the number of returns in the longest right prefix.
+    // The shortest wrong prefix is found by bisection, since a longer prefix than a wrong one is
+    // wrong too.
     let first_failing = returns.partition_point(|&(until, _)| {
         Search::new(initial, calls, until, limit).run() != Verdict::Violated
     });
@@ -220,31 +218,27 @@ fn describe<S: Spec + Debug>(
     text
 }
 
-/// The search over one prefix of a history.
 struct Search<'h, S: Spec> {
     calls: &'h [Call<S::Op, S::Ret>],
-    /// One element per call: true if the call returned within the checked prefix. Other calls count
-    /// as pending.
     is_answered: Vec<bool>,
     limit: Limit,
     events: EventList,
     state: S,
     taken: BitSet,
-    /// The sequence of calls so far, each with the model's state before it.
+    /// The sequence of calls that the search has built, each with the model's state before it.
     stack: Vec<(usize, S)>,
     seen: HashSet<(BitSet, S)>,
-    /// The number of calls within the checked prefix that are still missing in the sequence.
+    /// Calls within the checked prefix that are not in the sequence yet.
     missing: usize,
 }
 
 impl<'h, S: Spec> Search<'h, S> {
-    /// Returns a search for a linearization of the prefix of the history that ends at time `until`.
     fn new(initial: &S, calls: &'h [Call<S::Op, S::Ret>], until: u64, limit: Limit) -> Self {
         let is_answered: Vec<bool> =
             calls.iter().map(|call| call.ret.is_some() && call.returned <= until).collect();
         let mut events = Vec::with_capacity(calls.len() * 2);
         for (index, call) in calls.iter().enumerate().filter(|(_, call)| call.invoked <= until) {
-            // At equal times, sort an invocation before a return, so that the two calls overlap.
+            // At equal times, an invocation comes before a return, so that the two calls overlap.
             events.push((call.invoked, 0, EventList::invocation(index)));
             if is_answered[index] {
                 events.push((call.returned, 1, EventList::answer(index)));
@@ -288,9 +282,8 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// Appends call `index` to the sequence. Returns [`Step::Refused`] if the model gives another
-    /// result than the recorded one, or if the search has already visited this set of calls with
-    /// this state of the model.
+    /// The model refuses a call with another result than its own. The search also refuses a call if
+    /// it has already visited this set of calls with this state of the model.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -315,8 +308,6 @@ impl<'h, S: Spec> Search<'h, S> {
         Step::Taken
     }
 
-    /// Removes the last call from the sequence, and returns it. Returns None if the sequence is
-    /// empty.
     fn put_back(&mut self) -> Option<usize> {
         let (index, before) = self.stack.pop()?;
         self.state = before;
@@ -328,27 +319,21 @@ impl<'h, S: Spec> Search<'h, S> {
 }
 
 enum Step {
-    /// The call was taken.
     Taken,
-    /// The call cannot come next: its result differs from the model's, or the search has already
-    /// visited the same set of calls with the same state of the model.
     Refused,
-    /// The next event in time is the return of a call that is not in the sequence yet. No other
-    /// call can come before it, because all calls behind this event were invoked later. So an
-    /// earlier choice was wrong.
+    /// The next event is the return of a call that is not in the sequence. The remaining calls were
+    /// invoked later, so an earlier choice was wrong.
     Blocked,
-    /// The search reached its limit.
     Exhausted,
 }
 
-/// The events (invocations and returns) of the calls that are not in order yet, in a doubly linked
-/// ring, ordered by time.
+/// A doubly linked ring of the events (invocations and returns) of the remaining calls, ordered by
+/// time.
 ///
 /// # Invariants
 ///
-/// Node 0 is the head of the ring. The invocation of call `i` is node `2 * i + 1`, and its return
-/// is node `2 * i + 2`. An unlinked node keeps its links, which show where to link it again. So
-/// nodes must be linked again in the reverse order.
+/// Node 0 is the head of the ring. Call `i` has the nodes `2 * i + 1` (invocation) and `2 * i + 2`
+/// (return). Nodes must be linked again in the reverse order, because they keep their links.
 struct EventList {
     next: Vec<usize>,
     prev: Vec<usize>,
@@ -378,7 +363,7 @@ impl EventList {
         2 * call + 2
     }
 
-    /// Returns the call whose invocation is `node`, or None for a return or the head of the list.
+    /// Returns None for a return or the head of the list.
     fn invoked_call(node: usize) -> Option<usize> {
         (node % 2 == 1).then_some(node / 2)
     }
@@ -414,7 +399,6 @@ impl EventList {
     }
 }
 
-/// A set of call numbers.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct BitSet {
     words: Box<[u64]>,
@@ -439,7 +423,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The model of a register that starts at zero.
     #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
     struct Register(u8);
 
@@ -498,8 +481,8 @@ mod tests {
 
     #[test]
     fn control_new_then_old_read_is_rejected() {
-        // During a write, two reads in a row are wrong if only the first returns the new value.
-        // Each result alone is possible.
+        // During a write, the second of two reads must not return the old value if the first has
+        // returned the new one.
         let calls = vec![
             Call::finished(0, 0, 9, Op::Write(7), 0),
             Call::finished(1, 1, 2, Op::Read, 7),
@@ -557,8 +540,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // Each step of the search copies a set with one bit per call. So check the calls in chunks
-        // of 2,000.
+        // In each step, the search copies a set with one bit per call. So the calls are checked in
+        // parts.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }
@@ -586,8 +569,6 @@ mod tests {
         assert_linearizable(&Register::default(), &history, Seed(42));
     }
 
-    /// Returns true if `calls` are linearizable. Tries all orders, with each subset of the pending
-    /// calls.
     fn is_linearizable_by_force(calls: &[Call<Op, u8>]) -> bool {
         fn extend(calls: &[Call<Op, u8>], taken: u32, state: &Register) -> bool {
             let left = |index: &usize| taken & (1 << index) == 0;
@@ -609,8 +590,6 @@ mod tests {
         extend(calls, 0, &Register::default())
     }
 
-    /// Generates a random history of a register: up to seven reads, writes and swaps by three
-    /// threads.
     fn small_history() -> impl Strategy<Value = Vec<Call<Op, u8>>> {
         let op = prop_oneof![
             Just(Op::Read),
@@ -660,8 +639,8 @@ mod tests {
 
     #[test]
     fn drawn_histories_are_of_both_kinds() {
-        // The random histories of other tests must include linearizable and wrong ones. Otherwise
-        // these tests would prove little.
+        // Tests with random histories prove something only if some of the histories are
+        // linearizable and others are not.
         use proptest::{strategy::ValueTree, test_runner::TestRunner};
         let mut runner = TestRunner::deterministic();
         const DRAWS: usize = if cfg!(miri) { 25 } else { 500 };

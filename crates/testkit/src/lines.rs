@@ -38,18 +38,15 @@ use crate::{
 use rustix::mm::{MprotectFlags, mprotect};
 use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 
-/// Size of a cache line in bytes.
 const LINE: usize = 64;
-/// Size of a page in bytes.
 const PAGE: usize = 4_096;
-/// Maximum number of memory accesses in a recording. [`Watched::record`] panics if it is reached.
+/// [`Watched::record`] panics if a recording has more accesses.
 const ACCESSES_MAX: usize = 1 << 14;
 /// Maximum number of pages that one instruction touches.
 const OPEN_MAX: usize = 8;
-/// The bit of a page fault's error code for a store.
+/// The bit in the error code of a page fault that is set for a store.
 const FAULT_STORE: i64 = 1 << 1;
-/// The trap flag in the flags register. While it is set, the processor stops after each
-/// instruction.
+/// The bit in the flags register that stops the processor after each instruction.
 const TRAP_FLAG: i64 = 1 << 8;
 
 /// The cache lines that an operation has touched. The number of a line is its address divided by
@@ -76,21 +73,18 @@ impl Lines {
 /// The memory that was allocated in a phase, ready for recordings.
 #[derive(Debug)]
 pub struct Watched {
-    /// The watched ranges, in a box because the signal handlers have a pointer to them.
     ranges: Box<Ranges>,
 }
 
-/// The state that the signal handlers, which may use only atomics, share with [`Watched::record`].
+/// Shared by [`Watched::record`] and the signal handlers, which may use only atomics.
 struct Recorder {
     /// The memory that is recorded, or null outside of a recording.
     ranges: AtomicPtr<Ranges>,
-    /// The addresses of the accesses. The lowest bit is 1 for a store and 0 for a load.
+    /// Addresses of the accesses. The lowest bit is 1 for a store and 0 for a load.
     accesses: [AtomicUsize; ACCESSES_MAX],
     len: AtomicUsize,
-    /// The pages to which the current instruction has access.
     open: [AtomicUsize; OPEN_MAX],
     open_len: AtomicUsize,
-    /// True during a recording.
     is_taken: AtomicBool,
 }
 
@@ -121,7 +115,7 @@ impl Watched {
     /// `operation` makes more than 16,383 accesses.
     pub fn record(&self, operation: impl FnOnce()) -> Lines {
         // ORDERING: Relaxed, like all orderings in this file. Only one thread is recorded at a
-        // time, and the signal handlers interrupt that thread.
+        // time, and the signal handlers `on_fault` and `on_step` interrupt the same thread.
         assert!(!RECORDER.is_taken.swap(true, Ordering::Relaxed), "another recording runs");
         RECORDER.len.store(0, Ordering::Relaxed);
         RECORDER.ranges.store(ptr::from_ref(&*self.ranges).cast_mut(), Ordering::Relaxed);
@@ -133,11 +127,11 @@ impl Watched {
         for (signal, old) in old {
             restore(signal, &old);
         }
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         RECORDER.ranges.store(ptr::null_mut(), Ordering::Relaxed);
         let len = RECORDER.len.load(Ordering::Relaxed);
         assert!(len < ACCESSES_MAX, "the operation made too many accesses: {len}");
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         let accesses = RECORDER.accesses[..len].iter().map(|access| access.load(Ordering::Relaxed));
         let mut lines = Lines::default();
         for access in accesses {
@@ -145,7 +139,7 @@ impl Watched {
             kind.insert(access / LINE);
         }
         lines.read.retain(|line| !lines.written.contains(line));
-        // ORDERING: Relaxed. As above.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         RECORDER.is_taken.store(false, Ordering::Relaxed);
         lines
     }
@@ -161,7 +155,7 @@ impl Watched {
     }
 }
 
-/// Installs `handler` for `signal`, and returns the previous disposition.
+/// Returns the previous disposition.
 fn handle(signal: i32, handler: *const ()) -> libc::sigaction {
     let mut old = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: a `sigaction` of zeroes is valid: it has no flags and an empty mask.
@@ -183,13 +177,13 @@ fn restore(signal: i32, old: &libc::sigaction) {
     assert_eq!(done, 0, "sigaction");
 }
 
-/// The handler of SIGSEGV: records the access, and makes the page accessible for one instruction.
+/// The handler of SIGSEGV records the access, and makes the page accessible for one instruction.
 extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a `siginfo_t` that lives during this call.
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGSEGV, which has an address.
     let address = unsafe { info.si_addr() }.addr();
-    // ORDERING: Relaxed. See `record`.
+    // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
     let ranges = RECORDER.ranges.load(Ordering::Relaxed);
     // SAFETY: the pointer is null, or leads to the `Watched` that is being recorded.
     let is_watched = unsafe { ranges.as_ref() }.is_some_and(|ranges| ranges.contains(address));
@@ -205,8 +199,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // The faulting instruction runs again when this handler returns. After a fault by a load, make
-    // the page only readable, so that a store by the same instruction faults too.
+    // The instruction that faulted runs again when the handler returns. If it faulted by a load,
+    // the page becomes only readable, so that a store by it faults too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));
@@ -214,28 +208,26 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     registers[libc::REG_EFL as usize] |= TRAP_FLAG;
 }
 
-/// The handler of SIGTRAP, which runs after the instruction that faulted. It makes the pages that
-/// this instruction has touched inaccessible again.
+/// The handler of SIGTRAP runs after one instruction, and makes its pages inaccessible again.
 extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the handler is installed with `SA_SIGINFO`, so its third argument is a `ucontext_t`
     // of this thread.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     registers[libc::REG_EFL as usize] &= !TRAP_FLAG;
-    // ORDERING: Relaxed. See `record`.
+    // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
     let open = RECORDER.open_len.swap(0, Ordering::Relaxed).min(OPEN_MAX);
     for page in &RECORDER.open[..open] {
-        // ORDERING: Relaxed. See `record`.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         allow(page.load(Ordering::Relaxed), MprotectFlags::empty());
     }
 }
 
-/// Appends `word` to a list of fixed size. If the list is full, only `len` increases, which shows
-/// that elements are missing.
+/// `len` also counts words for which the list has no space, so it shows that some are missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
-    // ORDERING: Relaxed. See `record`.
+    // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
     let at = len.fetch_add(1, Ordering::Relaxed);
     if let Some(entry) = list.get(at) {
-        // ORDERING: Relaxed. See `record`.
+        // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
         entry.store(word, Ordering::Relaxed);
     }
 }

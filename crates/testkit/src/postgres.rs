@@ -28,13 +28,11 @@ use crate::require::{Need, skip};
 
 /// The directory in which Debian installs the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// The user that runs the server if the test is root. On Debian this user has no rights.
+/// PostgreSQL refuses to run as root. On Debian, this user has no rights.
 const NOBODY: u32 = 65534;
-/// How long the server may take to start or to stop.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The lines that are added to `postgresql.conf`. `ALTER SYSTEM` can change them.
+/// Lines of `postgresql.conf`, which `ALTER SYSTEM` can override.
 const SETTINGS: &str = "fsync = off\nfull_page_writes = off\nshared_buffers = 64MB\n";
-/// The PostgreSQL user.
 const USER: &str = "corewalk";
 
 /// A running server, or one that was killed.
@@ -46,7 +44,6 @@ pub struct Postgres {
     server: Option<Child>,
 }
 
-/// A TCP port.
 #[derive(Debug)]
 struct Tcp {
     address: String,
@@ -55,7 +52,6 @@ struct Tcp {
 }
 
 impl Tcp {
-    /// Returns a port of `address` that is free.
     fn new(address: &str, has_tls: bool) -> Tcp {
         let free = TcpListener::bind((address, 0)).and_then(|free| free.local_addr());
         let port = free.expect("a port is free").port();
@@ -139,7 +135,6 @@ impl Postgres {
         Some(postgres)
     }
 
-    /// Makes the data of a server in a new directory.
     #[track_caller]
     fn with_data() -> Option<Postgres> {
         let postgres = Postgres::in_new_folder()?;
@@ -265,7 +260,7 @@ impl Postgres {
     /// Kills the server and its processes (SIGKILL).
     pub fn kill(&mut self) {
         let Some(mut server) = self.server.take() else { return };
-        // Stop the parent process first, so that it starts no further process.
+        // A stopped parent starts no further process.
         let parent = Pid::from_child(&server);
         let _ = kill_process(parent, Signal::STOP);
         for child in children_of(server.id()) {
@@ -324,7 +319,7 @@ impl Postgres {
                 }
                 thread::sleep(Duration::from_millis(50));
             }
-            // After a kill, the shared memory of the old server may still be in use for a moment.
+            // The shared memory of a killed server may still be in use for a moment.
             let text = fs::read_to_string(&log).unwrap_or_default();
             assert!(started.elapsed() < LIMIT, "the server does not start: {text}");
             thread::sleep(Duration::from_millis(200));
@@ -353,7 +348,6 @@ impl Drop for Postgres {
     }
 }
 
-/// Returns the directory with the programs of the newest installed version.
 fn programs() -> Option<PathBuf> {
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let found = fs::read_dir(VERSIONS).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
@@ -366,7 +360,6 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Returns the processes whose parent is `parent`.
 fn children_of(parent: u32) -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());

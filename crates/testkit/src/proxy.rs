@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::real::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::real::thread;
 
-/// The name of a socket of PostgreSQL in its directory.
+/// PostgreSQL gives its socket this name.
 const SOCKET: &str = ".s.PGSQL.5432";
 
 /// A running proxy.
@@ -32,7 +32,7 @@ struct State {
     has_ended: AtomicBool,
     delay_us: AtomicU64,
     bytes: AtomicU64,
-    /// How often messages were dropped.
+    /// How often `cut` has dropped messages.
     cuts: AtomicU64,
 }
 
@@ -89,10 +89,11 @@ impl Proxy {
     /// Ends a pause by a *cut*: drops the messages that the pause held back, and closes their
     /// connections.
     pub fn cut(&self) {
-        // ORDERING: Relaxed. See the next store.
+        // ORDERING: Relaxed. The Release store of `is_paused` below publishes the count to
+        // `forward`.
         self.state.cuts.fetch_add(1, Ordering::Relaxed);
-        // ORDERING(cut): Release. Pairs with the load of `is_paused` in `forward`. A thread that
-        // sees the end of the pause also sees that a cut has ended it.
+        // ORDERING(cut): Release, for the Acquire load of `is_paused` in `forward`. A thread that
+        // sees the end of the pause must also see the cut, or it would forward the messages.
         self.state.is_paused.store(false, Ordering::Release);
     }
 
@@ -124,16 +125,17 @@ fn forward(mut from: UnixStream, mut to: UnixStream, state: &State) {
     while let Ok(count @ 1..) = from.read(&mut buf) {
         // ORDERING: Relaxed. Only a cut after this load concerns the message.
         let cuts = state.cuts.load(Ordering::Relaxed);
-        // ORDERING(cut): Acquire. See `cut`.
+        // ORDERING(cut): Acquire, for the Release store in `cut`. Without it, the thread could see
+        // the end of the pause but not the cut, and forward the message.
         while state.is_paused.load(Ordering::Acquire) {
             thread::sleep(Duration::from_millis(2));
         }
-        // ORDERING: Relaxed. The Acquire load of `is_paused` above makes this load see the cut that
-        // has ended the pause.
+        // ORDERING: Relaxed. The Acquire load of `is_paused` above makes the new count visible,
+        // because `cut` increases the count before it ends the pause.
         if state.cuts.load(Ordering::Relaxed) != cuts {
             break;
         }
-        // ORDERING: Relaxed. See `delay`.
+        // ORDERING: Relaxed. It does not matter how soon the thread sees a new delay.
         let delay_us = state.delay_us.load(Ordering::Relaxed);
         if delay_us > 0 {
             thread::sleep(Duration::from_micros(delay_us));

@@ -3,8 +3,8 @@
 //! Threads that are spawned in a loop often do not overlap. [`run`] makes all threads wait at one
 //! barrier, gives each its own random numbers, and collects their results.
 //!
-//! A thread of a test should end after a fixed number of rounds, so that a slow machine does the
-//! same work as a fast one.
+//! A thread of a test should end after a fixed number of rounds. Then a slow machine does the same
+//! work as a fast one.
 //!
 //! A race that never happened proves nothing. So a [`Tally`] counts the outcomes, and panics if an
 //! expected one was never reached.
@@ -193,12 +193,10 @@ pub struct Watchdog {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// The part of a watchdog that it shares with its thread.
 #[derive(Debug, Default)]
 struct WatchdogState {
     /// Protected by its own mutex.
     is_done: Mutex<bool>,
-    /// Notified when `is_done` is set. Used with the mutex of `is_done`.
     changed: Condvar,
 }
 
@@ -224,7 +222,6 @@ impl Watchdog {
 }
 
 impl WatchdogState {
-    /// Waits until the guard is dropped. Returns false if the guard still lives after `limit`.
     fn wait_done(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut is_done = self.lock();
@@ -322,7 +319,8 @@ mod tests {
 
     #[test]
     fn racers_run_at_the_same_time() {
-        // Checks that both threads run at the same time: each waits for the other at a barrier.
+        // Each thread waits for the other at a barrier, so the test hangs if they do not run at the
+        // same time.
         let _watchdog = Watchdog::start("two racers that meet", Duration::from_secs(60));
         let meet = Barrier::new(2);
         run(2, Seed(0), |_| meet.wait().is_leader());

@@ -149,8 +149,8 @@ impl Reexec {
         let stdout = drain(child.stdout.take().expect("stdout is piped"));
         let stderr = drain(child.stderr.take().expect("stderr is piped"));
         let has_ended = wait_until(&child, Instant::now() + self.timeout);
-        // A grandchild would keep the pipes open, so kill the process group even if the child has
-        // ended. An error means that the group is empty.
+        // A grandchild would keep the pipes open, so the whole process group is killed. An error
+        // means that the group is empty.
         let _ = kill_process_group(pid, Signal::KILL);
         let status = child.wait().expect("a child can be waited for");
         let finished = Finished {
@@ -238,17 +238,16 @@ impl fmt::Display for Finished {
     }
 }
 
-/// Starts a thread that reads `pipe` to its end, so that the child never blocks on a full pipe.
+/// A child must never block on a full pipe.
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // If the read fails, return the bytes that were read before.
+        // If the read fails, the bytes that were read before are returned.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// Waits for `child`. Returns false if it does not end before `deadline`.
 fn wait_until(child: &Child, deadline: Instant) -> bool {
     let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
         .expect("the child was not waited for yet");

@@ -11,7 +11,7 @@
 
 use std::{env, fmt::Display, fs::OpenOptions};
 
-/// The environment variable that lists requirements of tests. A test without a listed requirement
+/// The environment variable with the requirements that must be met. A test without one of them
 /// fails instead of being skipped.
 const REQUIRE: &str = "COREWALK_REQUIRE";
 
@@ -28,13 +28,12 @@ pub enum Need {
     /// Needs a kernel that allows calls such as ptrace(2) or the creation of namespaces, which some
     /// containers forbid even to root.
     Kernel,
-    /// Needs a property of the machine that no installation can provide, such as its processors,
-    /// huge pages, the file system of its disk, or its kernel version.
+    /// Needs a property of the machine that no installation can provide. Examples are its
+    /// processors, huge pages, the file system of its disk, and its kernel version.
     Machine,
 }
 
 impl Need {
-    /// Returns the word that stands for the requirement in `COREWALK_REQUIRE`.
     const fn word(self) -> &'static str {
         match self {
             Self::Root => "root",
@@ -45,7 +44,6 @@ impl Need {
         }
     }
 
-    /// Returns true if `list`, a value of `COREWALK_REQUIRE`, contains the requirement.
     fn is_demanded_by(self, list: &str) -> bool {
         list.split(',').map(str::trim).any(|word| match word {
             "all" => self != Self::Machine,

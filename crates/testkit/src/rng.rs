@@ -127,7 +127,7 @@ impl Rng {
     pub fn new(seed: Seed) -> Self {
         let mut state = seed.0;
         // INVARIANT: the state is not zero. splitmix64 is a bijection, so only one seed would give
-        // zero. That seed gets state 1 instead.
+        // zero, and it gets state 1 instead.
         Self { state: splitmix(&mut state).max(1), seed }
     }
 
@@ -155,8 +155,7 @@ impl Rng {
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "the bound is zero");
-        // The result is the high half of a random 64-bit number times `bound`. It is biased by at
-        // most bound / 2^64, which no test can notice.
+        // The high half of the product is biased by at most bound / 2^64, which no test can notice.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 

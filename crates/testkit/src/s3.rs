@@ -14,14 +14,13 @@ use std::time::{Duration, Instant};
 use crate::real::thread;
 use crate::require::{Need, skip};
 
-/// How long the server may take to accept connections. It takes 1.5 s on an idle machine.
+/// The server accepts connections after 1.5 s on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The access log, with one line per request. No bucket can have this name.
+/// The name of the access log, which no bucket can have. The log has one line per request.
 const LOG: &str = "LOG";
 const USER: &str = "corewalk";
 const SECRET: &str = "corewalk-secret";
 
-/// How much of the log was read.
 #[derive(Debug, Default)]
 struct Seen {
     bytes: u64,
@@ -51,8 +50,8 @@ impl S3Server {
             skip(Need::Package, "versitygw is not installed");
             return None;
         };
-        // The port is free now. If another program takes it first, the server ends, and another
-        // port is tried.
+        // Another program may take the free port first. Then the server ends, and another port is
+        // tried.
         let server = (0..3).find_map(|_| S3Server::try_start(&program, bucket).ok());
         Some(server.expect("versitygw starts"))
     }
@@ -119,14 +118,13 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // Errors mean that the server has ended already.
+        // An error means that the server has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Returns the path of versitygw in `PATH` or in the directory to which `go install` writes.
 fn program() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let home = env::var_os("HOME").map(|home| Path::new(&home).join("go/bin"));

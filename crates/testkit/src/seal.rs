@@ -56,16 +56,13 @@ use std::{
     ptr,
 };
 
-/// The size of the region in bytes. Only touched pages use memory.
+/// Only touched pages use memory.
 const REGION_BYTES: usize = 16 << 30;
 
-/// The largest alignment of a block in the region.
 const REGION_ALIGN_MAX: usize = 4_096;
 
-/// Maximum number of address ranges of a process.
 const RANGES_MAX: usize = 1_024;
 
-/// The largest `/proc/self/maps`, in bytes.
 const MAPS_BYTES_MAX: usize = 256 << 10;
 
 const SEALED_ROLE: &str = "sealed";
@@ -92,9 +89,7 @@ const UNSEALED_LINE: &str = "corewalk-testkit: memory was sealed until here\n";
 pub struct Seal {
     /// The start of the region, or null before the phase.
     region: AtomicPtr<u8>,
-    /// The number of bytes of the region that are allocated.
     used: AtomicUsize,
-    /// True during the phase.
     is_building: AtomicBool,
 }
 
@@ -115,19 +110,19 @@ impl Seal {
     /// Panics if `begin` was called before in this process, or if the region cannot be mapped.
     pub fn begin(&'static self) -> Phase {
         let before = Ranges::read(Reach::Built);
-        // ORDERING(region): Acquire. Pairs with the store of the region's address by `begin`. A
-        // thread that sees the address sees the mapping.
+        // ORDERING(region): Acquire, for the Release store of the address in `begin`. Without it, a
+        // thread that sees the address might not see the mapping.
         assert!(self.region.load(Ordering::Acquire).is_null(), "the process had a phase before");
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so the mapping overlaps no memory in use.
         let region = unsafe { mmap_anonymous(ptr::null_mut(), REGION_BYTES, access, flags) }
             .expect("the region can be mapped");
-        // ORDERING(region): Release. Pairs with the loads of the region's address. A thread that
-        // sees the address sees the mapping.
+        // ORDERING(region): Release, for the Acquire loads in `bump` and `is_in_region`. Without
+        // it, a thread that sees the address might not see the mapping.
         self.region.store(region.cast(), Ordering::Release);
-        // ORDERING(building): Release. Pairs with the load in `bump`. A thread that sees true in
-        // `is_building` also sees the address in `region`.
+        // ORDERING(building): Release, for the Acquire load in `bump`. Without it, a thread that
+        // sees true might still see a null `region`.
         self.is_building.store(true, Ordering::Release);
         Phase { seal: self, before }
     }
@@ -138,17 +133,17 @@ impl Seal {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Allocates a block of the region, the memory that [`Phase::protect`] makes read-only. Returns
-    /// None outside of a [`Phase`], if the region is full, or if the alignment is too large.
+    /// Blocks of the region are handed out only during a [`Phase`]. Returns None if the region is
+    /// full, or if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
-        // ORDERING(building): Acquire. Pairs with the store in `begin`, so that this thread sees
-        // the address in `region`. The region is only aligned to a page, so a block with a larger
+        // ORDERING(building): Acquire, for the Release store in `begin`, so that the address in
+        // `region` is visible. The region is only aligned to a page. So a block with a larger
         // alignment comes from the system's allocator.
         if !self.is_building.load(Ordering::Acquire) || layout.align() > REGION_ALIGN_MAX {
             return None;
         }
-        // ORDERING(region): Acquire. Pairs with the store in `begin`. A thread that sees the
-        // address sees the mapping.
+        // ORDERING(region): Acquire, for the Release store in `begin`. Without it, a thread that
+        // sees the address might not see the mapping.
         let region = self.region.load(Ordering::Acquire);
         let step = |used: usize| {
             let start = used.checked_next_multiple_of(layout.align())?;
@@ -160,8 +155,8 @@ impl Seal {
     }
 
     fn is_in_region(&self, block: *mut u8) -> bool {
-        // ORDERING(region): Acquire. Pairs with the store in `begin`. A thread that sees the
-        // address sees the mapping.
+        // ORDERING(region): Acquire, for the Release store in `begin`. Without it, a thread that
+        // sees the address might not see the mapping.
         let region = self.region.load(Ordering::Acquire);
         !region.is_null() && (block.addr().wrapping_sub(region.addr())) < REGION_BYTES
     }
@@ -288,9 +283,9 @@ pub fn prove<S>(
         return;
     };
     let phase = seal.begin();
-    // Put the system into a box, because the stack stays writable.
+    // The box puts the system on the heap, which becomes read-only, unlike the stack.
     let system = Box::new(build());
-    // The buffer of `println!` may be in the memory that becomes read-only.
+    // The buffer of `println!` may become read-only.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
     let sealed = phase.protect(Reach::WithStatics);
     match role.as_str() {
@@ -318,10 +313,10 @@ pub(crate) struct Ranges {
 impl Ranges {
     const EMPTY: Self = Self { list: [Range { start: 0, end: 0 }; RANGES_MAX], len: 0 };
 
-    /// Returns those private writable ranges of this process that `reach` includes.
+    /// Returns the private writable ranges of the process that `reach` includes.
     ///
-    /// This function must not allocate, because malloc might map memory, which would look like
-    /// memory of the system under test.
+    /// Must not allocate: malloc might map memory, which would then be taken for memory of the
+    /// system under test.
     fn read(reach: Reach) -> Self {
         let mut text = [0_u8; MAPS_BYTES_MAX];
         let mut maps = File::open("/proc/self/maps").expect("/proc is mounted");
@@ -342,8 +337,8 @@ impl Ranges {
         let mut is_after_program = false;
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let Some(mapping) = Mapping::parse(line) else { continue };
-            // On all supported machines, the first mapping with a path in `/proc/self/maps` is the
-            // program.
+            // The first mapping with a path in `/proc/self/maps` is the program, on all supported
+            // machines.
             if program.is_none() && mapping.name.starts_with(b"/") {
                 program = Some(mapping.name);
             }
@@ -380,8 +375,7 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// Removes all addresses of `other` from `self`. The kernel merges adjacent mappings, so a
-    /// range of `self` may be only partly in `other`.
+    /// A range of `self` may be only partly in `other`, since the kernel merges adjacent mappings.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {

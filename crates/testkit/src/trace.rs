@@ -53,8 +53,7 @@ pub fn mark() {
 }
 
 /// Counts the system calls that a thread of a child process makes between two calls of [`mark`].
-/// The thread has called [`trace_me`]. It continues now, and the count goes on until the thread
-/// ends.
+/// The thread has stopped in [`trace_me`]. `count` lets it continue, and returns when it has ended.
 ///
 /// # Errors
 ///
@@ -97,8 +96,8 @@ pub fn count() -> io::Result<Counts> {
     }
 }
 
-/// Returns the number of the system call that a stopped thread is about to make. Returns None if
-/// the thread is returning from a system call.
+/// Returns the number of the system call that the stopped thread is entering. Returns None if it is
+/// returning from one.
 fn entered(thread: i32) -> Option<u64> {
     // SAFETY: all zeroes is a valid value of this plain structure.
     let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };

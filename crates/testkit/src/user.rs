@@ -15,8 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// How many times to check whether a process has entered its new namespace, and the pause between
-/// two checks.
+/// Bounds the wait until a process has entered its new namespace.
 const TRIES: u32 = 5000;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -25,9 +24,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub struct UserNamespace(File);
 
 impl UserNamespace {
-    /// Makes a user namespace. It maps `count` user IDs and as many group IDs, from `first` on, to
-    /// those from `outer` on in the current namespace. If this machine forbids it, prints a message
-    /// and returns `None`.
+    /// Makes a user namespace with `count` user IDs and group IDs, from `first` on. They stand for
+    /// the IDs from `outer` on in the current namespace. If this machine forbids it, prints a
+    /// message and returns `None`.
     ///
     /// # Panics
     ///

@@ -48,7 +48,7 @@ fn large_block_is_seen_live_and_then_not() {
     let with = ALLOC.live().bytes;
     assert!(with >= SIZE as u64);
     drop(block);
-    // Other tests of this binary may allocate at the same time, but far less than half of `SIZE`.
+    // Other tests of the binary may allocate meanwhile, but far less than half of `SIZE`.
     assert!(ALLOC.live().bytes < with - SIZE as u64 / 2);
 }
 

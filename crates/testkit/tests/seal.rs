@@ -35,8 +35,7 @@ fn lookup_in_a_map_stores_nothing_and_a_store_is_caught() {
 
 #[test]
 fn read_lock_of_a_rwlock_is_a_shared_store() {
-    // Checks that taking a read lock counts as a store. The last closure, the control, takes the
-    // read lock of sealed memory and only reads. It must die.
+    // A read lock in sealed memory must be caught, because taking it is a store.
     prove(
         &SEAL,
         "read_lock_of_a_rwlock_is_a_shared_store",
@@ -64,8 +63,8 @@ fn store_to_a_static_is_caught() {
 
 #[test]
 fn store_to_memory_mapped_in_the_phase_is_caught() {
-    // Checks that a store to a mapping outside of the allocator's own region is caught. The
-    // alignment of `Page` is too large for that region.
+    // `Page` needs a larger alignment than the region of the allocator has. A store to its own
+    // mapping must be caught all the same.
     #[repr(align(8192))]
     struct Page(Mutex<[u8; 1 << 20]>);
     prove(

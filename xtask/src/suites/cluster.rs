@@ -10,11 +10,8 @@ use super::{
 use crate::Outcome;
 use std::process::Command;
 
-/// Starts a server and makes a file system. Returns its URL.
-///
-/// # Errors
-///
-/// If there is no PostgreSQL, or a step fails, returns the outcome with which the suite ends.
+/// The error is the outcome with which the suite ends: skipped if there is no PostgreSQL, or
+/// failed.
 pub(super) fn make(site: &Site) -> Result<String, Outcome> {
     const SCRIPT: &str = r#"
 umask 022

@@ -19,7 +19,6 @@ use std::{
 
 const SHORT: Duration = Duration::from_secs(20);
 
-/// Kills the server while a client has files open. Then mounts again on the same directory.
 pub(super) fn kill9(site: &Site) -> Outcome {
     check_kill9(site).unwrap_or_else(|outcome| outcome)
 }
@@ -27,8 +26,8 @@ pub(super) fn kill9(site: &Site) -> Outcome {
 fn check_kill9(site: &Site) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start(site, OPTIONS)?;
     mount.shell("prepare", "mkdir d\necho one > d/file\nsync -f d/file")?;
-    // The client is a shell that opens a file and a directory. When its standard input ends, it
-    // writes to the file, lists the directory, and prints whether that worked.
+    // A shell that holds a file and a directory open. After the end of its standard input, it uses
+    // both, and prints whether that worked.
     let script = "cd \"$MNT/d\"\nexec 3>>file 4<.\necho ready\nread -r go\n\
                   if echo two >&3 2>/dev/null; then echo written; else echo refused; fi\n\
                   if ls /proc/self/fd/4/ 2>/dev/null; then echo listed; else echo lost; fi";
@@ -70,10 +69,10 @@ fn wait_ready(user: &mut std::process::Child) -> Result<(), Outcome> {
     }
 }
 
-/// Stops the server with SIGSTOP. Checks that the abort of the connection ends a client's waiting
-/// call, and that the mount can be detached.
+/// The server is stopped by SIGSTOP. An abort of the connection must end a client's waiting call,
+/// and the mount can be detached.
 ///
-/// Over io_uring, a thread of the server may already have the request, and the abort waits for that
+/// Over io_uring, a thread of the stopped server may have the request, and the abort waits for the
 /// thread. So there the kill of the server must end the call.
 pub(super) fn hang(site: &Site) -> Outcome {
     let checked = check_hang(site).and_then(|_| check_killed(site));
@@ -112,8 +111,8 @@ fn check_hang(site: &Site) -> Result<Outcome, Outcome> {
     command.arg(mount.path.join("never"));
     let (ended, output) = mount.run_to_end("hang", &mut command, Duration::from_secs(2));
     match ended {
-        // The client's mkdir(2) waited for the server, so the abort of the FUSE connection must
-        // have ended it.
+        // The client's mkdir(2) has waited for the stopped server. The abort of the FUSE connection
+        // must have ended it.
         Ended::TimedOut => {}
         Ended::Stuck => {
             return Err(Outcome::Failed("the abort did not free the client".to_owned()));

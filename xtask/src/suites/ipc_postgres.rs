@@ -27,12 +27,12 @@ use std::{
 
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
 
-/// Checks PostgreSQL with System V shared memory in user space.
 pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     let Some(postgres) = postgres_folder() else {
         return Outcome::Skipped("no complete postgres is installed".to_owned());
     };
-    // The user of the server may have no access to the target directory, so copy the program.
+    // The user that runs the server may have no access to the target directory, so the program is
+    // copied.
     let work = site.work();
     let files = [Some(site.program.clone()), library(&site.program)];
     for file in files {
@@ -61,7 +61,6 @@ pub(super) fn ipc_postgres(site: &Site) -> Outcome {
     Outcome::Passed
 }
 
-/// Returns the path of the preload library that was built with the program.
 fn library(program: &Path) -> Option<PathBuf> {
     let folder = program.parent()?;
     [folder.join("deps"), folder.to_owned()]

@@ -31,45 +31,36 @@ use std::{
     time::Duration,
 };
 
-/// Mount options of most suites. All users may use the mount, and device nodes and set-user-ID
-/// programs work in it.
+/// All users may use the mount, and device nodes and set-user-ID programs work in it.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid";
 
 /// Like [`OPTIONS`], but requests arrive over `/dev/fuse`.
 pub(super) const DEVICE: &str = "allow_other,dev,suid,transport=dev";
 
-/// Mount options with which the server, and not the kernel, checks permissions, and four threads
-/// read requests from `/dev/fuse`.
+/// The server checks permissions instead of the kernel, and four threads read requests from
+/// `/dev/fuse`.
 pub(super) const SERVER_PERMISSIONS: &str =
     "allow_other,dev,suid,no_default_permissions,threads=4,transport=dev";
 
-/// Mount options with which the kernel collects writes and times.
+/// The kernel collects writes and times.
 pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache,transport=dev";
 
-/// The environment variable that selects the FUSE transport of all mounts.
 pub(super) const TRANSPORT: &str = "COREWALK_TRANSPORT";
 
-/// The source of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// A new tmpfs.
     Tmpfs,
-    /// A directory of the machine's file system.
     Host,
-    /// A store in a directory of the host, which `corewalk fsck` checks at the end.
+    /// `corewalk fsck` checks the store at the end.
     Store,
-    /// A cluster file system, with a PostgreSQL server of the suite. At the end, the suite checks
-    /// it with `corewalk fsck`.
+    /// A PostgreSQL server of the suite has the metadata. At the end, `corewalk fsck` checks the
+    /// file system.
     Cluster,
-    /// The example `mirror` with a directory of the host. It is a back end that finds files by
-    /// their paths.
     Mirror,
-    /// The example `async_memory`: an asynchronous back end in memory.
     AsyncMemory,
 }
 
 impl Source {
-    /// Returns the name of the example that serves the source, if an example does.
     fn example(self) -> Option<&'static str> {
         match self {
             Source::Mirror => Some("mirror"),
@@ -79,8 +70,7 @@ impl Source {
     }
 }
 
-/// The names of the mount points of a suite, of the same length: paths below one are as long as
-/// paths below the other.
+/// Paths below the two mount points have the same length, because their names have.
 const FIRST: &str = "mnt";
 const SECOND: &str = "two";
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -88,25 +78,16 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(20);
 const FSCK_LIMIT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// The directory of a suite, and the paths that it needs.
 #[derive(Debug)]
 pub(super) struct Site {
-    /// The root of the repository.
     pub(super) root: PathBuf,
-    /// The program under test.
     pub(super) program: PathBuf,
-    /// The directory into which suites install tools.
     pub(super) tools: PathBuf,
-    /// The directory of the suite, on the machine's own file system. All users may enter it.
+    /// On the machine's own file system. All users may enter it.
     pub(super) folder: PathBuf,
 }
 
 impl Site {
-    /// Creates an empty directory for the suite `name`.
-    ///
-    /// # Errors
-    ///
-    /// The error of a directory that cannot be created or removed.
     pub(super) fn new(root: &Path, program: &Path, name: &str) -> io::Result<Self> {
         let folder = std::env::temp_dir().join(format!("corewalk-suite-{name}"));
         if folder.exists() {
@@ -121,21 +102,14 @@ impl Site {
         })
     }
 
-    /// Returns the directory for files that must not be on the tested mount.
     pub(super) fn work(&self) -> PathBuf {
         self.folder.join("work")
     }
 
-    /// Returns the directory of the host that a suite mounts, or in which it has a store.
     fn host(&self) -> PathBuf {
         self.folder.join("host")
     }
 
-    /// Runs `command`, which must not access a mount. Returns its output.
-    ///
-    /// # Errors
-    ///
-    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
     pub(super) fn run(&self, what: &str, command: &mut Command) -> Result<String, Outcome> {
         let log = self.folder.join(format!("{what}.log"));
         let (ended, output) = process::run_logged(command, &log, Duration::from_secs(15 * 60));
@@ -145,8 +119,8 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // Remove the mount points first. If a file system is still mounted on one, that fails, and
-        // the directory stays. So no file of that file system is removed.
+        // The mount points are removed first. If a file system is still mounted on one, the removal
+        // fails, and the directory stays. So no file of that file system is removed.
         let points = [FIRST, SECOND].map(|name| self.folder.join(name));
         points.iter().for_each(|point| drop(fs::remove_dir(point)));
         if !points.iter().any(|point| point.exists()) {
@@ -155,39 +129,26 @@ impl Drop for Site {
     }
 }
 
-/// A running server and its mount.
 #[derive(Debug)]
 pub(super) struct Mount {
-    /// The mount point.
     pub(super) path: PathBuf,
     folder: PathBuf,
     program: PathBuf,
     server: Child,
-    /// The file with the output of the server.
+    /// The output of the server.
     log: PathBuf,
     connection: Option<String>,
     has_hung: bool,
     /// True if the server is corewalk, which prints counters.
     has_counters: bool,
-    /// The source that `corewalk fsck` must check when this mount has ended.
     store: Option<PathBuf>,
 }
 
 impl Mount {
-    /// Mounts a tmpfs in the directory of `site`, and waits until the mount is ready.
-    ///
-    /// # Errors
-    ///
-    /// If the mount does not become ready, returns the outcome with which the suite ends.
     pub(super) fn start(site: &Site, options: &str) -> Result<Self, Outcome> {
         Self::start_with(site, Source::Tmpfs, options)
     }
 
-    /// As [`Mount::start`], with another source.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mount::start`].
     pub(super) fn start_with(site: &Site, from: Source, options: &str) -> Result<Self, Outcome> {
         let source = match from {
             Source::Tmpfs | Source::AsyncMemory => PathBuf::from("tmpfs"),
@@ -200,11 +161,6 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Mounts the cluster file system of this mount a second time.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mount::start`].
     pub(super) fn second(&self, site: &Site, options: &str) -> Result<Self, Outcome> {
         let source = self.store.as_ref().expect("the mount is one of a cluster file system");
         Self::serve(site, Source::Cluster, source, SECOND, options)
@@ -280,12 +236,6 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Runs `command`, which may access the mount. Returns its output.
-    ///
-    /// # Errors
-    ///
-    /// If the command does not exit with status 0, returns the outcome with which the suite ends.
-    /// After `limit`, kills the command and aborts the FUSE connection.
     pub(super) fn run(
         &mut self,
         what: &str,
@@ -296,20 +246,15 @@ impl Mount {
         settle(what, ended, output)
     }
 
-    /// Runs the shell script `script`, in the root directory of the mount.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mount::run`].
     pub(super) fn shell(&mut self, what: &str, script: &str) -> Result<String, Outcome> {
         let mut command = Command::new("sh");
-        // This process must not access the mount, so the script itself changes to its root.
+        // This process must not access the mount, because a hung server would block it. So the
+        // shell changes to the mount's root.
         command.args(["-euc", &format!("cd \"$MNT\"\n{script}")]).env("MNT", &self.path);
         command.env("WORK", self.folder.join("work"));
         self.run(what, &mut command, Duration::from_secs(10 * 60))
     }
 
-    /// Runs `command` like [`Mount::run`], but returns the output also if the command fails.
     pub(super) fn run_to_end(
         &mut self,
         what: &str,
@@ -334,28 +279,24 @@ impl Mount {
         (ended, String::from_utf8_lossy(&output).into_owned())
     }
 
-    /// Returns true if the server is no longer running.
     pub(super) fn has_died(&mut self) -> bool {
         !matches!(self.server.try_wait(), Ok(None))
     }
 
-    /// Sends the server the signal `name`.
     pub(super) fn signal_server(&self, name: &str) {
         process::signal(&self.server.id().to_string(), name);
     }
 
-    /// Kills the server and waits for its end.
     pub(super) fn kill_server(&mut self) -> Ended {
         process::kill(&mut self.server)
     }
 
-    /// Aborts the FUSE connection, so that each waiting request gets an error.
+    /// Each waiting request gets an error.
     pub(super) fn abort(&self) {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
         if !folder.join(connection).exists() {
-            // Only fusectl shows the directory of the FUSE connection. Mount it in this mount
-            // namespace.
+            // Only fusectl shows the directory of the FUSE connection.
             let _ = Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]).status();
         }
         if let Err(error) = fs::write(folder.join(connection).join("abort"), "1") {
@@ -363,18 +304,15 @@ impl Mount {
         }
     }
 
-    /// Detaches the mount, even if it is in use.
     pub(super) fn detach(&self) {
         let _ = Command::new("umount").arg("-l").arg(&self.path).stderr(Stdio::null()).status();
     }
 
-    /// Returns true if a file system is mounted on the mount point.
     pub(super) fn is_mounted(&self) -> bool {
         mount_line(&self.path).is_some()
     }
 
-    /// Ends the server with SIGTERM. It must exit with status 0, the mount must be gone, and a
-    /// store must have no errors.
+    /// The server must exit with status 0 and leave no mount, and a store must have no errors.
     pub(super) fn finish(mut self) -> Outcome {
         if self.has_hung {
             return Outcome::Failed("the server hung".to_owned());
@@ -401,7 +339,6 @@ impl Mount {
         }
     }
 
-    /// Checks the source with `corewalk fsck`, if it is a store or a cluster file system.
     fn check_store(&self) -> Outcome {
         let Some(store) = &self.store else { return Outcome::Passed };
         let mut fsck = Command::new(&self.program);
@@ -421,8 +358,7 @@ impl Drop for Mount {
     }
 }
 
-/// Returns the output of a command that exited with status 0. Otherwise prints the end of the
-/// output and returns the failure.
+/// A failure prints the end of the output.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);
@@ -431,7 +367,7 @@ fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     Err(ended.outcome(what))
 }
 
-/// Returns the number of the FUSE connection of the mount at `path`.
+/// The minor device number of the mount is the number of its FUSE connection.
 fn connection_of(path: &Path) -> Option<String> {
     let line = mount_line(path)?;
     let is_fuse = line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("fuse"));

@@ -13,54 +13,44 @@ use crate::{Outcome, process::Ended};
 use std::{env, process::Command, time::Duration};
 
 pub(super) const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// The time limit of a run of `corewalk-conformance`, which may install the suite.
+/// `corewalk-conformance` may have to install the suite.
 const KIT_LIMIT: Duration = minutes(14);
 
-/// Minimum number of tests of pjdfstest that must pass. On tmpfs, 382 of 398 pass, and the others
-/// are skipped.
+/// The lowest number of passed tests. On tmpfs, 382 of 398 pass, and the others are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
-/// The stressors of stress-ng that need devices, other mounts or other kernels.
+/// These stressors need devices, other mounts or other kernels.
 const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
                                fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
 
-/// Runs pjdfstest.
 pub(super) fn pjdfstest(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a mount where the server checks permissions.
 pub(super) fn pjdfstest_server(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a mount with `writeback_cache`, where the kernel delays writes and changes of
-/// times.
 pub(super) fn pjdfstest_writeback(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a mounted directory of the host.
 pub(super) fn pjdfstest_host(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a store.
 pub(super) fn pjdfstest_store(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on a cluster file system.
 pub(super) fn pjdfstest_cluster(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Cluster, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on the example of a back end by path.
 pub(super) fn pjdfstest_by_path(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::Mirror, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs pjdfstest on the example of an asynchronous back end.
 pub(super) fn pjdfstest_async(site: &Site) -> Outcome {
     check_pjdfstest(site, Source::AsyncMemory, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
@@ -72,7 +62,6 @@ fn check_pjdfstest(site: &Site, source: Source, options: &str) -> Result<Outcome
     Ok(mount.finish())
 }
 
-/// Fails if too few tests of pjdfstest passed.
 pub(super) fn enough_passed(report: &str) -> Result<(), Outcome> {
     match pjdfstest_passed(report) {
         Some(passed) if passed >= PJDFSTEST_PASSED_MIN => Ok(()),
@@ -84,8 +73,7 @@ pub(super) fn enough_passed(report: &str) -> Result<(), Outcome> {
     }
 }
 
-/// Returns the command that runs one check of `corewalk-conformance`. The caller appends the path
-/// of the mount.
+/// The caller appends the path of the mount.
 pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
     let program = site.program.with_file_name("corewalk-conformance");
     if !program.exists() {
@@ -102,7 +90,6 @@ pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
     Ok(command)
 }
 
-/// Runs a check of `corewalk-conformance` on the mount. Returns its report.
 pub(super) fn run_kit(mount: &mut Mount, mut command: Command) -> Result<String, Outcome> {
     let (ended, report) = mount.run_to_end("conformance", command.arg(&mount.path), KIT_LIMIT);
     println!("{report}");
@@ -115,55 +102,45 @@ pub(super) fn run_kit(mount: &mut Mount, mut command: Command) -> Result<String,
     }
 }
 
-/// Returns how many tests passed, from the report of `corewalk-conformance`.
 fn pjdfstest_passed(report: &str) -> Option<u64> {
     let line = report.lines().find_map(|line| line.strip_prefix("passed   pjdfstest: "))?;
     line.split(' ').next()?.parse().ok()
 }
 
-/// Runs fsx on a tmpfs.
 pub(super) fn fsx(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a mount where the server checks permissions.
 pub(super) fn fsx_server(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a mount with `writeback_cache`, where the kernel delays writes and changes of times.
 pub(super) fn fsx_writeback(site: &Site) -> Outcome {
     check_fsx(site, Source::Tmpfs, WRITEBACK).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a mounted directory of the host.
 pub(super) fn fsx_host(site: &Site) -> Outcome {
     check_fsx(site, Source::Host, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a store.
 pub(super) fn fsx_store(site: &Site) -> Outcome {
     check_fsx(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a cluster file system.
 pub(super) fn fsx_cluster(site: &Site) -> Outcome {
     check_fsx(site, Source::Cluster, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on the example of an asynchronous back end.
 pub(super) fn fsx_async(site: &Site) -> Outcome {
     check_fsx(site, Source::AsyncMemory, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Runs fsx on a new mount, once with memory mappings and once without.
 fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start_with(site, source, options)?;
     run_kit(&mut mount, kit(site, "fsx")?)?;
     Ok(mount.finish())
 }
 
-/// Runs the stressors of stress-ng for file systems.
 pub(super) fn stress_ng(site: &Site) -> Outcome {
     check_stress_ng(site).unwrap_or_else(|outcome| outcome)
 }

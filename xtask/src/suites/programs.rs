@@ -7,7 +7,7 @@
 //! | stress-ng | `--sem-sysv --msg --verify`, for `COREWALK_STRESS_SECONDS` (10; at most 600) |
 //! | fakeroot | an archive of 5,000 files with owners equals that of a run without corewalk |
 //! | `IPC::SysV` of Perl | its own tests, or `sysv.pl` if they cannot be downloaded |
-//! | Perl under strace(1) | no call is a system call: 100,000 semop(2), 500 or more of the others |
+//! | Perl under strace(1) | 100,000 semop(2) and at least 500 other calls: no system calls |
 //!
 //! All programs run in a *closed* IPC namespace of the kernel, whose limits are 0. So an IPC call
 //! that reaches the kernel fails, and so does the program. Two controls check that the namespace is
@@ -31,22 +31,22 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// Minimum number of tests of `sysv_ipc` that must pass. It has one more test, which it skips.
+/// `sysv_ipc` has one more test, which it skips.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
-/// The environment variable with the path of a copy of the repository of `IPC::SysV`, which is
-/// cloned otherwise.
+/// The environment variable with the path of a copy of the repository of `IPC::SysV`. Without it,
+/// the repository is cloned.
 const IPC_SYSV_ENV: &str = "COREWALK_PERL_IPC_SYSV";
 const IPC_SYSV_TESTS_MIN: u32 = 70;
 const OWN_PERL: &str = include_str!("programs/sysv.pl");
 
 const SEMOPS: usize = 100_000;
 
-/// The number of the system call semtimedop(2), for which Perl has no function.
+/// Perl has no function for semtimedop(2), but calls it by number.
 const SEMTIMEDOP: u32 = if cfg!(target_arch = "aarch64") { 192 } else { 220 };
 
-/// The system calls of System V IPC. The C library may use semtimedop(2) for semop(2).
+/// The C library may use semtimedop(2) for semop(2).
 const CALLS: [&str; 12] = [
     "semget",
     "semop",
@@ -62,8 +62,6 @@ const CALLS: [&str; 12] = [
     "shmctl",
 ];
 
-/// A Perl script that makes all system calls of [`CALLS`]. Its first argument is the number of
-/// rounds. Each round makes two semop(2) calls, and some rounds make the other calls too.
 const ALL_CALLS: &str = r#"
 my ($rounds, $semtimedop) = @ARGV;
 my $set = semget(0, 1, 0600) // die $!;
@@ -84,15 +82,13 @@ for my $round (1 .. $rounds) {
 semctl($set, 0, 0, 0) && msgctl($queue, 0, 0) && shmctl($segment, 0, 0) or die $!;
 "#;
 
-/// The preload library checks a page of the caller with one futex(2) call before it first writes to
-/// it. A long run may use this many more pages than a short one.
+/// Before it first writes to a page of the caller, the preload library checks the page with one
+/// futex(2) call. A long run may use this many more pages than a short one.
 const PAGES_MAX: usize = 8;
 
-/// The option of strace(1) that selects the calls to record: the System V IPC calls, and futex(2).
 const TRACED: &str = "trace=semget,semop,semtimedop,semctl,msgget,msgsnd,msgrcv,msgctl,\
                       shmget,shmat,shmdt,shmctl,futex";
 
-/// Runs all programs.
 pub(super) fn programs(site: &Site) -> Outcome {
     let closed = Closed::new(site);
     let mut tally = Tally::new();
@@ -112,11 +108,10 @@ pub(super) fn programs(site: &Site) -> Outcome {
     tally.finish_as_one()
 }
 
-/// Builds commands that run in a closed IPC namespace of the kernel: its limits are 0, so the
-/// kernel creates no IPC objects.
+/// Runs commands in an IPC namespace of the kernel whose limits are 0. There the kernel creates no
+/// IPC objects, so an IPC call that reaches it fails.
 struct Closed<'s> {
     site: &'s Site,
-    /// True if the program under test supports shared memory (`--shm`).
     has_shm: bool,
 }
 
@@ -128,8 +123,7 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// Returns a command without corewalk in a new IPC namespace of the kernel with limits of 0, so
-    /// that it cannot create IPC objects.
+    /// The command runs without corewalk, so it cannot create IPC objects.
     fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(
@@ -141,8 +135,6 @@ impl<'s> Closed<'s> {
         command
     }
 
-    /// Returns a command under `corewalk ipc exec`, in an IPC namespace of the kernel whose limits
-    /// are 0.
     fn with_corewalk(&self) -> Command {
         let mut command = self.without_corewalk();
         command.arg(&self.site.program).args(["ipc", "exec"]);
@@ -154,15 +146,12 @@ impl<'s> Closed<'s> {
     }
 }
 
-/// Returns a command without corewalk in a new IPC namespace of the kernel with the usual limits.
 fn open() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--ipc", "--"]);
     command
 }
 
-/// Runs a program that creates a semaphore set and a message queue. It must fail without corewalk,
-/// and succeed with it.
 fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = "defined semget(0, 1, 0600) or exit 3; defined msgget(0, 0600) or exit 4;";
     let log = closed.site.folder.join("closed.log");
@@ -180,12 +169,10 @@ fn control(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Counts the system calls of a program that makes 100,000 semop(2) calls and some others.
+/// The program makes 100,000 semop(2) calls and some others.
 ///
-/// With corewalk, none of [`CALLS`] may reach the kernel, and the number of futex(2) calls must not
-/// grow with that of semop(2) calls. So a run with one round is compared with the full run, which
-/// may make at most [`PAGES_MAX`] more. As a control, strace(1) must show the calls of a run
-/// without corewalk.
+/// With corewalk, no call of [`CALLS`] may reach the kernel, and more rounds may not need more
+/// futex(2) calls. As a control, strace(1) must show the calls of a run without corewalk.
 fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("strace")?;
     let kernel = trace(closed, "calls-kernel", open(), SEMOPS)?;
@@ -199,8 +186,7 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     if semops < SEMOPS || !CALLS.iter().all(|name| is_seen(name)) {
         return Err(Outcome::Failed("strace did not show the calls without corewalk".to_owned()));
     }
-    // Without `--shm`, `corewalk ipc exec` serves no shared memory, so the `shm` calls reach the
-    // kernel.
+    // Without `--shm`, the `shm` calls reach the kernel.
     let ours = CALLS.iter().filter(|name| closed.has_shm || !name.starts_with("shm"));
     let is_more = seen(&many, "futex") > seen(&few, "futex") + PAGES_MAX;
     if ours.into_iter().any(|name| seen(&many, name) > 0) || is_more {
@@ -209,10 +195,8 @@ fn system_calls(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The number of calls that reached the kernel, by the name of the system call.
 type Counts = BTreeMap<String, usize>;
 
-/// Runs [`ALL_CALLS`] under strace(1). Both are arguments of `command`.
 fn trace(
     closed: &Closed<'_>,
     what: &str,
@@ -236,8 +220,6 @@ fn counted(trace: &str) -> Counts {
     counts
 }
 
-/// Runs the tests of the Perl module `IPC::SysV`. If its repository cannot be cloned, runs
-/// `sysv.pl` instead.
 fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let site = closed.site;
     if !is_well("perl", &["-MIPC::SysV", "-MTest::More", "-e", "1"]) && !install("perl") {
@@ -269,8 +251,6 @@ fn perl(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the directory with the repository of the Perl module `IPC::SysV`, or None if it cannot
-/// be cloned.
 fn perl_tests(site: &Site) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(IPC_SYSV_ENV) {
         return Some(PathBuf::from(path));
@@ -286,8 +266,6 @@ fn perl_tests(site: &Site) -> Option<PathBuf> {
     folder.join("t/sem.t").exists().then_some(folder)
 }
 
-/// Makes an archive of a tree under fakeroot, which changes the owners, with corewalk and without.
-/// Compares both archives.
 fn fakeroot(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 mkdir -p "$1/tree"
@@ -323,7 +301,6 @@ tar --numeric-owner --sort=name --mtime=@0 -cf tree.tar tree
     Ok(Outcome::Passed)
 }
 
-/// Runs the tests of the Python module.
 fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     let site = closed.site;
     let folder = python_tests(site)?;
@@ -342,8 +319,6 @@ fn sysv_ipc(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Runs a Python program that looks up the functions of System V IPC with dlsym(3), which must
-/// return those of the preload library.
 fn ctypes(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     const SCRIPT: &str = r#"
 import ctypes
@@ -371,8 +346,6 @@ check(libc.msgctl(queue, 0, 0))
     Ok(Outcome::Passed)
 }
 
-/// Returns a directory with the source of the Python module `sysv_ipc`, and with a virtual
-/// environment that has it.
 fn python_tests(site: &Site) -> Result<PathBuf, Outcome> {
     const SCRIPT: &str = r#"
 rm -rf "$1"
@@ -387,8 +360,8 @@ rm -rf source/build source/src/*.so
 venv/bin/python -c 'import sysv_ipc'
 touch complete
 "#;
-    // A Python program that checks that the headers of Python, and ensurepip for virtual
-    // environments, are installed.
+    // Without the headers of Python, or without ensurepip for virtual environments, this program
+    // fails.
     const PYTHON_CHECK: &str = "import ensurepip, os, sysconfig; \
         os.stat(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))";
     let folder = site.tools.join("sysv_ipc");
@@ -397,8 +370,8 @@ touch complete
     }
     needed("python3")?;
     if !is_well("python3", &["-c", PYTHON_CHECK]) {
-        // Ignore whether the packages could be installed. If one is missing, the shell script below
-        // fails with a message.
+        // If the packages are missing and cannot be installed, the shell script below fails with a
+        // message.
         let _installed = install("python3-dev") && install("python3-venv");
     }
     let mut command = Command::new("sh");
@@ -415,15 +388,13 @@ touch complete
     Err(Outcome::Skipped(format!("{SYSV_IPC} cannot be installed: {last}")))
 }
 
-/// Runs those stressors of stress-ng that use semaphores and message queues.
 fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     needed("stress-ng")?;
     let asked = std::env::var("COREWALK_STRESS_SECONDS").ok();
     let seconds = asked.unwrap_or_else(|| "10".to_owned());
     let mut command = closed.with_corewalk();
-    // Exit status 7 of stress-ng only says that a stressor was ended while it counted an operation,
-    // which is likely at a million operations per second. So also require the line "successful run
-    // completed".
+    // stress-ng ends with status 7 if a stressor was ended while it counted an operation, which is
+    // likely. So the line "successful run completed" decides.
     command.args(["sh", "-c", "stress-ng \"$@\" || test $? = 7", "sh"]);
     command.args(["--sem-sysv", "2", "--msg", "2", "--verify", "--metrics-brief"]);
     command.args(["-t", &seconds]).current_dir(closed.site.work());
@@ -436,7 +407,6 @@ fn stress_ng(closed: &Closed<'_>) -> Result<Outcome, Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns the number of operations of the stressor `name` in the output of stress-ng, or 0.
 fn bogo_ops(output: &str, name: &str) -> u64 {
     let lines = output.lines().filter_map(|line| line.rsplit_once("] ").map(|(_, rest)| rest));
     let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -444,7 +414,6 @@ fn bogo_ops(output: &str, name: &str) -> u64 {
     counts.filter_map(|words| words[1].parse::<u64>().ok()).next().unwrap_or(0)
 }
 
-/// Returns the number that follows `mark` in `output`, or 0.
 fn number_after(output: &str, mark: &str) -> u32 {
     let rest = output.split_once(mark).map_or("", |(_, rest)| rest);
     let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next();
@@ -457,11 +426,6 @@ fn is_well(program: &str, words: &[&str]) -> bool {
     process::run(&mut command, minutes(1)) == Ended::Well
 }
 
-/// Installs the package `name` if the program of the same name is missing.
-///
-/// # Errors
-///
-/// `Skipped` if the package cannot be installed.
 fn needed(name: &str) -> Result<(), Outcome> {
     if is_available(name) || install(name) {
         return Ok(());

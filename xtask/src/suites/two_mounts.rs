@@ -17,25 +17,23 @@ use super::{
 use crate::{Outcome, process::Ended};
 use std::{env, fs, path::PathBuf, process::Command, time::Duration};
 
-/// The library, as source code.
 const LIBRARY: &str = include_str!("two_mounts/alternate.c");
 
-/// The tests of pjdfstest that fail on two mounts: a kernel knows neither the programs that run on
-/// another mount (`ETXTBSY`), nor the mount points there (`EBUSY`).
+/// Tests that fail on two mounts: a kernel knows neither the programs that run on another mount
+/// (`ETXTBSY`), nor the mount points there (`EBUSY`).
 const LOCAL: [&str; 2] = ["etxtbsy", "rmdir::ebusy"];
 
-/// How many times pjdfstest runs. The first run changes the mount with each call, and further runs
-/// choose one at random.
+/// The number of runs of pjdfstest. In the first, each call goes to the next mount, and in further
+/// runs to a random one.
 const ALTERNATIONS: &str = "COREWALK_ALTERNATIONS";
 
-/// Minimum number of calls that pjdfstest must make on each mount. A run makes about 3,400 on each.
+/// A run of pjdfstest makes about 3,400 calls on each mount.
 const CALLS_MIN: u64 = 2_000;
 
-/// How many operations fsx makes, unless `COREWALK_FSX_OPERATIONS` is set. Each operation takes and
-/// drops locks, which costs SQL statements.
+/// How many operations fsx makes, unless `COREWALK_FSX_OPERATIONS` is set. Each takes and drops
+/// locks, which costs SQL statements.
 const OPERATIONS: &str = "500";
 
-/// Two mounts of a cluster file system.
 struct Pair {
     first: Mount,
     second: Mount,
@@ -48,7 +46,6 @@ impl Pair {
         Ok(Self { first, second })
     }
 
-    /// Ends both servers, and checks the file system.
     fn finish(self) -> Outcome {
         match self.second.finish() {
             Outcome::Passed => self.first.finish(),
@@ -57,8 +54,6 @@ impl Pair {
     }
 }
 
-/// The built library, which sends every second call to the other mount, and the file to which it
-/// writes the numbers of calls.
 struct Library {
     path: PathBuf,
     log: PathBuf,
@@ -70,15 +65,15 @@ impl Library {
         fs::write(&source, LIBRARY)
             .map_err(|error| Outcome::Failed(format!("{}: {error}", source.display())))?;
         let mut cc = Command::new("cc");
-        // The headers declare that paths are not null, but tests of `EFAULT` pass null paths.
+        // The headers of the C library declare that paths are not null. But tests of `EFAULT` pass
+        // null paths, so the compiler must not rely on that.
         cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-fno-delete-null-pointer-checks"]);
         site.run("cc", cc.arg("-o").arg(&path).arg(&source))?;
         Ok(Self { path, log: site.work().join("calls") })
     }
 
-    /// Sets the variables with which the library acts in `program`.
     fn preload(&self, command: &mut Command, pair: &Pair, program: &str, mode: &str) {
-        // The log has the calls of this run only.
+        // The log must have the calls of this run only.
         let _ = fs::remove_file(&self.log);
         command.env("LD_PRELOAD", &self.path).env("ALTERNATE_LOG", &self.log);
         command.env("ALTERNATE_FIRST", &pair.first.path);
@@ -86,7 +81,6 @@ impl Library {
         command.env("ALTERNATE_PROGRAM", program).env("ALTERNATE_MODE", mode);
     }
 
-    /// Fails unless there were at least `least` calls on each mount.
     fn check_calls(&self, least: u64) -> Result<(), Outcome> {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let [first, second] = calls(&text);
@@ -98,8 +92,8 @@ impl Library {
     }
 }
 
-/// Returns the number of calls on each mount. Each process that has loaded the library has written
-/// a line with its calls into the log.
+/// At its end, each process with the library writes a line with the numbers of its calls into the
+/// log.
 fn calls(log: &str) -> [u64; 2] {
     let mut sums = [0; 2];
     for line in log.lines() {
@@ -110,7 +104,6 @@ fn calls(log: &str) -> [u64; 2] {
     sums
 }
 
-/// Runs pjdfstest with each second call on another mount.
 pub(super) fn pjdfstest(site: &Site) -> Outcome {
     check_pjdfstest(site).unwrap_or_else(|outcome| outcome)
 }
@@ -132,7 +125,6 @@ fn check_pjdfstest(site: &Site) -> Result<Outcome, Outcome> {
     Ok(pair.finish())
 }
 
-/// Runs fsx, whose every second call goes to another mount. Each call holds a lock of the file.
 pub(super) fn fsx(site: &Site) -> Outcome {
     check_fsx(site).unwrap_or_else(|outcome| outcome)
 }
@@ -166,8 +158,8 @@ fn check_fsx(site: &Site) -> Result<Outcome, Outcome> {
     Ok(pair.finish())
 }
 
-/// Builds a crate without dependencies on the first mount, and runs it on the second. Changes the
-/// crate on the second mount, and builds it again.
+/// Builds a crate on the first mount, and runs it on the second. Then changes it on the second
+/// mount, and builds it again.
 const CARGO: &str = r#"
 export CARGO_TARGET_DIR="$MNT/crate/target"
 cargo init -q --offline --vcs none --name small crate
@@ -197,7 +189,6 @@ rm -rf "$OTHER/crate"
 test ! -e "$MNT/crate"
 "#;
 
-/// Runs git, rsync, tar and cargo on the first mount. The second one checks the results.
 pub(super) fn programs(site: &Site) -> Outcome {
     check_programs(site).unwrap_or_else(|outcome| outcome)
 }

@@ -13,21 +13,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The variables of the scripts. `$OTHER` is the mount that checks the results.
+/// `$OTHER` is the mount that checks the results.
 const WHOLE: &str = r#"
 OTHER=$MNT ROUNDS=10 ORIGIN=$ROOT PARTS="crates xtask"
 TREE=/usr/share COPIED="/usr/share/doc/bash /usr/share/perl*"
 "#;
 
-/// The variables of the scripts for a slow mount. They make the scripts work on parts of this
-/// repository only.
+/// Variables for a slow mount: the scripts then work on parts of the repository only.
 pub(super) const SMALL: &str = r#"
 ROUNDS=2 ORIGIN= PARTS=xtask
 TREE=$ROOT/crates/cluster COPIED=$ROOT/xtask
 "#;
 
-/// Clones this repository, or a new one, into the mount. Commits changes, repacks, and runs `git
-/// fsck`.
 pub(super) const GIT: &str = r#"
 export GIT_CONFIG_NOSYSTEM=1 HOME="$WORK" GIT_CONFIG_COUNT=3
 export GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
@@ -65,7 +62,6 @@ pub(super) fn git(site: &Site) -> Outcome {
     run_whole(site, "git", GIT)
 }
 
-/// Copies a tree into the mount, which is empty, and compares contents and attributes.
 pub(super) const TAR: &str = r#"
 tar -C "$TREE" -cf - . | tar -C "$(mktemp -d -p "$MNT")" -xf -
 cd "$OTHER"/*
@@ -79,12 +75,10 @@ rm -rf "$MNT"/*
 test -z "$(ls -A "$OTHER")"
 "#;
 
-/// Copies /usr/share into the mount, and compares contents and attributes.
 pub(super) fn tar(site: &Site) -> Outcome {
     run_whole(site, "tar", TAR)
 }
 
-/// Builds a crate of this workspace with its dependencies on the mount.
 pub(super) fn cargo(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir tree
@@ -99,7 +93,6 @@ cargo build -q --offline -p corewalk
     run_whole(site, "cargo", SCRIPT)
 }
 
-/// Runs a workload of sqlite in each journal mode, and checks the database.
 pub(super) fn sqlite(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 for mode in delete truncate persist wal; do
@@ -124,7 +117,6 @@ done
     in_mount(site, |mount| mount.shell("sqlite", SCRIPT).map(drop))
 }
 
-/// Runs pgbench on a database with checksums, stops the server, and checks all pages.
 pub(super) fn postgres(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir pg "$WORK/socket"
@@ -158,7 +150,6 @@ user "$BIN/pg_ctl" -D data -w -m fast stop
     })
 }
 
-/// Makes an archive with owners and devices on the mount, under fakeroot and not as root.
 pub(super) fn fakeroot(site: &Site) -> Outcome {
     const SCRIPT: &str = r#"
 mkdir home
@@ -183,7 +174,6 @@ test "$(stat -c %U tree/file)" = nobody
     in_mount(site, |mount| mount.shell("fakeroot", SCRIPT).map(drop))
 }
 
-/// Copies a tree with all kinds of attributes to the mount and back, and compares it.
 pub(super) const RSYNC: &str = r#"
 cd "$WORK"
 mkdir -p from/deep/er
@@ -219,7 +209,6 @@ pub(super) fn rsync(site: &Site) -> Outcome {
     run_whole(site, "rsync", RSYNC)
 }
 
-/// Runs a script with the variables of `WHOLE` on a new mount.
 fn run_whole(site: &Site, what: &str, script: &str) -> Outcome {
     let script = format!("ROOT={}\n{WHOLE}{script}", quoted(&site.root));
     in_mount(site, |mount| mount.shell(what, &script).map(drop))
@@ -236,7 +225,6 @@ fn in_mount(site: &Site, work: impl FnOnce(&mut Mount) -> Result<(), Outcome>) -
     }
 }
 
-/// Returns the directory that has the server programs of postgres.
 pub(super) fn postgres_folder() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = versions.map(|entry| entry.path().join("bin")).collect();
@@ -245,7 +233,6 @@ pub(super) fn postgres_folder() -> Option<PathBuf> {
     folders.into_iter().find(|folder| wanted.iter().all(|name| folder.join(name).is_file()))
 }
 
-/// Returns `path` quoted as one word of a shell script.
 pub(super) fn quoted(path: &Path) -> String {
     format!("'{}'", path.to_string_lossy().replace('\'', r"'\''"))
 }

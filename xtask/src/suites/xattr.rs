@@ -25,27 +25,22 @@ use std::{
 
 /// The size of the ext4 file system in bytes.
 const EXT4_BYTES: u64 = 64 << 20;
-/// Minimum number of lines of the output on ext4. A complete one has about 800.
+/// A complete output on ext4 has about 800 lines.
 const LINES_MIN: usize = 600;
-/// Maximum number of differences that are printed.
 const SHOWN_MAX: usize = 40;
 
-/// Compares a tmpfs with ext4.
 pub(super) fn xattr(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Compares tmpfs with ext4, on a mount whose server checks permissions.
 pub(super) fn xattr_server(site: &Site) -> Outcome {
     check(site, Source::Tmpfs, SERVER_PERMISSIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Compares a store with ext4.
 pub(super) fn xattr_store(site: &Site) -> Outcome {
     check(site, Source::Store, OPTIONS).unwrap_or_else(|outcome| outcome)
 }
 
-/// Compares a mount of `source` with ext4.
 fn check(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let script = built(site)?;
     let expected = {
@@ -65,7 +60,6 @@ fn check(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome>
     Ok(mount.finish())
 }
 
-/// Compares two transcripts.
 fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     let (expected, seen): (Vec<&str>, Vec<&str>) =
         (expected.lines().collect(), seen.lines().collect());
@@ -92,8 +86,8 @@ fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Builds the program that makes the calls, and returns its path. `cargo test --workspace` has
-/// built it in the same way.
+/// `cargo test --workspace` has already built the program with the same settings, so cargo need not
+/// build it again.
 fn built(site: &Site) -> Result<PathBuf, Outcome> {
     let target = checks::target_folder(&site.root);
     let mut command = Command::new("cargo");
@@ -103,7 +97,7 @@ fn built(site: &Site) -> Result<PathBuf, Outcome> {
     Ok(target.join("debug/examples/xattr_calls"))
 }
 
-/// A new ext4 file system in a loop device, unmounted on drop.
+/// An ext4 file system in a loop device. Dropping the value unmounts it.
 struct Ext4 {
     path: PathBuf,
 }

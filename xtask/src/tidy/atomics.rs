@@ -1,9 +1,9 @@
 //! Rules about atomics: which files may name them, and that each ordering has a reason.
 //!
-//! A model checker sees only the atomics of `corewalk_base::primitives`. Code with the standard
-//! library's atomics would silently be missing in all models. An ordering without a stated reason
-//! cannot be reviewed. The two orderings of a pair have the same tag in their ORDERING comments, so
-//! a tag that occurs only once is a mistake.
+//! A model checker sees only the atomics of `corewalk_base::primitives`, so code with other atomics
+//! would silently be missing in all models. An ordering without a stated reason cannot be reviewed.
+//! A release and its acquire have the same tag in their ORDERING comments, so a tag that occurs
+//! only once is a mistake.
 //!
 //! Source: `docs/developing/style.md` section 4; seize; Linux `ipc/sem.c` with its named barriers.
 
@@ -31,7 +31,6 @@ const ORDERINGS: [&str; 5] = ["Relaxed", "Acquire", "Release", "AcqRel", "SeqCst
 /// ordering.
 const REASON_LINES: usize = 6;
 
-/// Returns a finding for each atomic or thread that does not come from `corewalk_base::primitives`.
 pub(super) fn place(file: &RustFile) -> Vec<Finding> {
     if PRIMITIVES.iter().any(|(path, _)| *path == file.path) {
         return Vec::new();
@@ -107,7 +106,6 @@ pub(super) fn lonely_tags(files: &[RustFile]) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the `use` statements in `code`, with their first lines.
 fn use_statements(code: &str) -> Vec<(usize, String)> {
     let mut statements = Vec::new();
     let mut rest = code;
@@ -129,7 +127,7 @@ fn use_statements(code: &str) -> Vec<(usize, String)> {
     statements
 }
 
-/// Returns the paths that a use tree such as `std::{fs, sync::{Arc, atomic}}` names.
+/// A use tree is, for example, `std::{fs, sync::{Arc, atomic}}`.
 fn expand(tree: &str) -> Vec<String> {
     let tree: String = tree.split_whitespace().collect::<Vec<_>>().join(" ");
     let Some((prefix, group)) = tree.split_once('{') else {
@@ -147,7 +145,6 @@ fn expand(tree: &str) -> Vec<String> {
         .collect()
 }
 
-/// Splits `group` at the commas outside of braces.
 fn split_group(group: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let is_border = |letter: char| {

@@ -2,8 +2,8 @@
 //! `corewalk`, and which crates may have unsafe code.
 //!
 //! A crate depends only on crates of lower layers. Code that two crates of one layer share belongs
-//! to a lower one. The test kit has no layer: it depends on none of the crates, and only tests
-//! depend on it.
+//! to a lower one. The test kit has no layer: it depends on none of the crates, and only tests and
+//! the lab depend on it.
 //!
 //! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`.
 //!
@@ -12,7 +12,6 @@
 use super::{Finding, Manifest};
 use crate::source::RustFile;
 
-/// The layer of each crate.
 const LAYERS: [(&str, u32); 14] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
@@ -30,7 +29,7 @@ const LAYERS: [(&str, u32); 14] = [
     ("xtask", 0),
 ];
 
-/// The modules in the lower layers of `corewalk-ipc`, lowest first. All others are in the highest
+/// The modules of `corewalk-ipc` in lower layers, lowest first. All others are in the highest
 /// layer.
 const IPC_MODULES: [&str; 3] = [
     "backing contention field flags handle ids ids/recover layout limits list lock perm pool \
@@ -40,7 +39,6 @@ const IPC_MODULES: [&str; 3] = [
     "msg msg/watched recover sem sem/reap sem/watched shm watch",
 ];
 
-/// The modules of `corewalk`, lowest layer first.
 const CORE_MODULES: [&str; 9] = [
     "acl cred key_lock name slot",
     "attr hash table",
@@ -56,11 +54,9 @@ const CORE_MODULES: [&str; 9] = [
 const TESTKIT: &str = "corewalk-testkit";
 const LAB: &str = "corewalk-lab";
 
-/// The directories of the crates that may have unsafe code.
 const UNSAFE_CRATES: [&str; 4] =
     ["crates/base/", "crates/sync/", "crates/testkit/", "crates/ipc-preload/"];
 
-/// Returns a finding for each dependency on a crate of the same or a higher layer.
 pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut section = "";
@@ -68,8 +64,8 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     for (at, line) in manifest.text.lines().map(str::trim).enumerate() {
         let header = line.strip_prefix('[').map(|header| header.trim_end_matches(']'));
         section = header.unwrap_or(section);
-        // A line of a manifest names a dependency in a header `[dependencies.NAME]`, or at its
-        // start.
+        // In a manifest, a dependency is named in a header `[dependencies.NAME]`, or at the start
+        // of a line.
         let (table, name) = match header.map(|header| header.rsplit_once('.')) {
             Some(Some((table, name))) => (table, name),
             Some(None) => continue,
@@ -90,7 +86,7 @@ pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
 fn refuse(own: &str, name: &str, kind: &str) -> Option<String> {
     let layer_of = |wanted: &str| LAYERS.iter().find(|(known, _)| *known == wanted);
     if name == TESTKIT {
-        // The test kit is not published, so no published crate may need it. The lab is not
+        // Published crates must not need the test kit, which is not published. The lab is not
         // published either, and measures with servers of the test kit.
         let is_allowed = kind == "dev-dependencies" || own == LAB;
         return (!is_allowed).then(|| format!("{TESTKIT} is for tests and the lab only"));
@@ -114,7 +110,6 @@ fn package_name(text: &str) -> Option<&str> {
     line.split('"').nth(1)
 }
 
-/// Returns a finding for each `use` in `corewalk-ipc` that names a module of a higher layer.
 pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
     let module =
         file.path.strip_prefix("crates/ipc/src/").and_then(|path| path.strip_suffix(".rs"));
@@ -144,8 +139,7 @@ pub(super) fn ipc_modules(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each `use` in `corewalk` that names a module of the same or of a higher
-/// layer. Tests may use any module.
+/// Tests may use any module.
 pub(super) fn core_modules(file: &RustFile) -> Vec<Finding> {
     let path = file.path.strip_prefix("crates/corewalk/src/").unwrap_or_default();
     let is_test = path.ends_with("tests.rs") || path.contains("loom_models");
@@ -170,7 +164,6 @@ pub(super) fn core_modules(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each crate root that should forbid unsafe code but does not.
 pub(super) fn unsafe_crates(files: &[RustFile]) -> Vec<Finding> {
     let is_root = |path: &str| path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
     files

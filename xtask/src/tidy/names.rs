@@ -11,7 +11,6 @@ const BANNED: [&str; 8] =
 
 const TYPE_KEYWORDS: [&str; 5] = ["struct ", "enum ", "trait ", "type ", "union "];
 
-/// Returns a finding for each type that has a banned word in its name.
 pub(super) fn types(file: &RustFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in file.lines.iter().enumerate() {
@@ -27,7 +26,6 @@ pub(super) fn types(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns a finding for each function whose name starts with `test_`.
 pub(super) fn tests(file: &RustFile) -> Vec<Finding> {
     file.lines
         .iter()
@@ -42,7 +40,6 @@ pub(super) fn tests(file: &RustFile) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the name that `code` declares with `keyword`, if it declares one.
 fn name_after<'c>(code: &'c str, keyword: &str) -> Option<&'c str> {
     let (before, after) = code.split_once(keyword)?;
     let is_whole = before.is_empty() || before.ends_with([' ', '(', '{', ';', ')']);

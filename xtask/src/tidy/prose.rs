@@ -26,19 +26,16 @@ const SENTENCE_WORDS_MAX: usize = 35;
 const LINE_LETTERS_MAX: usize = 100;
 const ESSAY_LINES_MAX: usize = 40;
 
-/// Words after which `who` refers to no noun.
 const BEFORE_A_BARE_WHO: [&str; 15] = [
     "and", "or", "but", "of", "by", "for", "to", "as", "that", "from", "with", "if", "than", "so",
     "which",
 ];
 
-/// The words of a paragraph, each with its line number.
 #[derive(Debug, Default)]
 struct Paragraph<'t> {
     words: Vec<(&'t str, usize)>,
 }
 
-/// Returns the findings in the comments of a Rust file.
 pub(super) fn comments(file: &RustFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut paragraphs = Paragraphs::default();
@@ -64,7 +61,6 @@ pub(super) fn comments(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// Returns the findings in a page of Markdown.
 pub(super) fn page(path: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut paragraphs = Paragraphs::default();
@@ -85,7 +81,6 @@ fn too_long(path: &str, line: usize, letters: usize) -> Finding {
     Finding::new(path, line, "comment line", instead)
 }
 
-/// Collects the paragraphs of a text line by line.
 #[derive(Debug, Default)]
 struct Paragraphs<'t> {
     ended: Vec<Paragraph<'t>>,
@@ -100,7 +95,7 @@ impl<'t> Paragraphs<'t> {
         }
     }
 
-    /// Ends a block of comment lines. A code example that has no closing fence ends with it.
+    /// A code example without a closing fence ends with its block of comment lines.
     fn end_block(&mut self) {
         self.end();
         self.is_code = false;
@@ -145,7 +140,6 @@ fn starts_an_item(text: &str) -> bool {
         || digits > 0 && text[digits..].starts_with(". ")
 }
 
-/// Returns the words of a line. Text between backticks is one word.
 fn split_words(text: &str) -> Vec<&str> {
     let mut words = Vec::new();
     let (mut start, mut is_code) = (None, false);

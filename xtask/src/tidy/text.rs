@@ -25,7 +25,6 @@ const COMMENT_WORDS: [(&str, &str); 3] = [
 const BANNED_FILES: [&str; 6] =
     ["util.rs", "utils.rs", "helper.rs", "helpers.rs", "common.rs", "misc.rs"];
 
-/// Returns a finding if the file is too long.
 pub(super) fn length(file: &RustFile) -> Vec<Finding> {
     let count = file.lines.len().saturating_sub(1);
     if count <= LINES_MAX {
@@ -35,7 +34,6 @@ pub(super) fn length(file: &RustFile) -> Vec<Finding> {
     vec![Finding::new(&file.path, LINES_MAX + 1, "length", instead)]
 }
 
-/// Returns a finding for each line with a carriage return or a letter outside of ASCII.
 pub(super) fn ascii(path: &str, bytes: &[u8]) -> Vec<Finding> {
     let is_bad = |line: &[u8]| !line.is_ascii() || line.contains(&b'\r');
     bytes
@@ -46,7 +44,6 @@ pub(super) fn ascii(path: &str, bytes: &[u8]) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns a finding for each mark of unfinished work.
 pub(super) fn words(file: &RustFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, line) in file.lines.iter().enumerate() {
@@ -67,7 +64,6 @@ fn holds_macro(code: &str, word: &str) -> bool {
     })
 }
 
-/// Returns a finding if the file name says nothing.
 pub(super) fn file_name(file: &RustFile) -> Vec<Finding> {
     let name = file.path.rsplit('/').next().unwrap_or_default();
     let instead = match name {

@@ -56,7 +56,6 @@ pub(crate) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let preload = preload::find(arguments.preload.as_deref())?;
     let name = &arguments.command[0];
@@ -77,11 +76,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // Remove environment variables that describe another namespace. `exec` itself may run in one.
+    // `exec` itself may run in another namespace, which these variables describe.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
-    // Keep both descriptors open until the command has inherited them.
+    // The descriptors must stay open until the command has inherited them.
     let handed = place.hand_on();
     let mut handed_shm = None;
     if arguments.shm {
@@ -94,8 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             command.env(name, word);
         }
     }
-    // Install the handlers before the command starts. Otherwise a signal could end `exec` and leave
-    // the command running.
+    // Without handlers, a signal could end `exec` and leave the command running.
     let signals =
         SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]);
     let signals = signals.map_err(|error| Failure::of("signals", error))?;
@@ -118,16 +116,14 @@ fn refused(name: &OsStr, refusal: Refusal) -> Failure {
     Failure::Command(status, format!("{}: {why}", name.display()))
 }
 
-/// Waits for the end of the command. Meanwhile, passes signals on to it, and cleans up after killed
-/// processes of the namespace.
 fn supervise(
     mut child: Child,
     signals: SignalsInfo<WithOrigin>,
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // Send signals through a pidfd: after the end of the command, its pid may belong to another
-    // process.
+    // When the command has ended, another process may get its pid. So signals go through a pidfd,
+    // which never leads to another process.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -142,27 +138,22 @@ fn supervise(
     }
 }
 
-/// Starts a thread that passes signals of other processes on to `process`, but not those of the
-/// terminal.
 fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
     thread::spawn(move || {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Ignore an error of sending the signal: it means that the command has ended.
-                // `supervise` gets its exit status.
+                // Sending fails only if the command has ended. `supervise` gets its exit status.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// Ends `exec` in the way in which the command has ended: with the same exit status, or by the same
-/// signal.
+/// `exec` ends with the exit status of the command, or by the same signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // The command was killed by `signal`, so end this process by the same signal.
-        // `emulate_default_handler` returns only if the signal does not end a process by default.
+        // Returns only if `signal` does not end a process by default.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

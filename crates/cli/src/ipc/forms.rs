@@ -10,7 +10,6 @@ use rustix::io::Errno;
 
 use super::objects::{Kind, Object, group_name, user_name};
 
-/// The columns of a table of objects: those of ipcs(1) without options, or with `-t`, `-p` or `-c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Plain,
@@ -19,16 +18,14 @@ pub(super) enum Form {
     Creators,
 }
 
-/// Returns the table of the objects of a kind.
 pub(super) fn table(kind: Kind, form: Form, objects: &[Object]) -> String {
     let (title, names) = head(kind, form);
     let rows: Vec<Vec<String>> = objects.iter().map(|object| row(object, kind, form)).collect();
-    // The table with process ids (`ipcs -p`) lists no semaphore sets.
+    // `ipcs -p` lists no semaphore sets.
     let rows = if names.is_empty() { &[][..] } else { &rows };
     format!("\n------ {title} --------\n{}", columns(names, rows))
 }
 
-/// Returns the title and the names of the columns of a table.
 fn head(kind: Kind, form: Form) -> (&'static str, &'static [&'static str]) {
     match (form, kind) {
         (Form::Plain, Kind::Msg) => {
@@ -100,8 +97,7 @@ fn row(object: &Object, kind: Kind, form: Form) -> Vec<String> {
     row
 }
 
-/// Formats rows in columns, as ipcs(1) does. A column is at least ten letters wide, and as wide as
-/// its longest cell.
+/// A column is at least ten letters wide, as in ipcs(1).
 pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(String::len);
@@ -117,11 +113,6 @@ pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
     head + &body.collect::<String>()
 }
 
-/// Returns the details of one object, as `ipcs -i` prints them.
-///
-/// # Errors
-///
-/// The errors of semctl(2) with `GETVAL`, `GETNCNT`, `GETZCNT` and `GETPID`.
 pub(super) fn details(task: &Task, kind: Kind, object: &Object) -> Result<String, Errno> {
     let (perm, id) = (&object.perm, object.id);
     let owners =
@@ -182,7 +173,6 @@ fn semaphores(task: &Task, id: i32, nsems: u64) -> Result<String, Errno> {
     Ok(columns(&["semnum", "value", "ncount", "zcount", "pid"], &rows))
 }
 
-/// Returns the limits, as `ipcs --limits` prints them.
 pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     match kind {
         Kind::Msg => format!(
@@ -207,12 +197,8 @@ pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     }
 }
 
-/// Returns the usage in the form of `ipcs --summary`. The lines on swap are left out, since the
-/// namespace does not know which pages are swapped out.
-///
-/// # Errors
-///
-/// The errors of the calls that count the objects.
+/// The namespace does not know which pages are swapped out. So the lines on swap of `ipcs
+/// --summary` are left out.
 pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     Ok(match kind {
         Kind::Msg => {
@@ -240,7 +226,6 @@ pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     })
 }
 
-/// Formats seconds since 1970 as a date and a time in UTC, and 0 as "Not set".
 fn time(seconds: u64) -> String {
     if seconds == 0 {
         return "Not set".to_owned();
@@ -251,12 +236,10 @@ fn time(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Returns the year, the month and the day of the date that is `days` days after 1970-01-01.
-///
-/// The calculation counts years from March, so that a leap day is the last day of its year.
+/// Years are counted from March, so that a leap day is the last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
-    // Count from 0000-03-01.
+    // The count begins at 0000-03-01.
     let days = days.saturating_add(719_468);
     let (era, day) = (days / DAYS_OF_400_YEARS, days % DAYS_OF_400_YEARS);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -77,7 +77,6 @@ impl Arguments {
     }
 }
 
-/// Prints the list.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     let is_inside = std::env::var_os(NAMESPACE_ENV).is_some();
@@ -131,7 +130,6 @@ fn objects(arguments: &Arguments) -> Result<String, Failure> {
     Ok(tables.collect::<String>() + "\n")
 }
 
-/// Returns the details of one object.
 fn one(task: &Task, kind: Kind, id: i32, is_json: bool) -> Result<String, Failure> {
     let found = collect(task, kind).into_iter().find(|object| object.id == id);
     let object = found.ok_or_else(|| Failure::Failed(format!("id {id} not found")))?;
@@ -141,15 +139,13 @@ fn one(task: &Task, kind: Kind, id: i32, is_json: bool) -> Result<String, Failur
     forms::details(task, kind, &object).map_err(|errno| Failure::of(format!("id {id}"), errno))
 }
 
-/// A namespace that has a name.
 struct Named {
     name: String,
     path: PathBuf,
-    /// The memory that the file of the namespace uses, in bytes.
+    /// The memory that the file uses, without its holes.
     used_bytes: u64,
 }
 
-/// Returns the named namespaces of this user.
 fn namespaces() -> Result<Vec<Named>, Failure> {
     let prefix = place::path("x")?;
     let folder = prefix.parent().unwrap_or(std::path::Path::new("/")).to_owned();
@@ -160,7 +156,8 @@ fn namespaces() -> Result<Vec<Named>, Failure> {
         let entry = entry.ok()?;
         let name = entry.file_name().into_string().ok()?.strip_prefix(prefix)?.to_owned();
         let status = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-        // Skip files of other users: any user may create a file with this name in `/dev/shm`.
+        // Any user may create a file with the name of a namespace in `/dev/shm`. So files of other
+        // users are skipped.
         let status = Some(status).filter(|status| status.uid() == geteuid().as_raw())?;
         Some(Named { name, path: entry.path(), used_bytes: status.blocks() * 512 })
     });
@@ -188,8 +185,8 @@ fn namespaces_table(namespaces: &[Named]) -> String {
     forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
 }
 
-/// Escapes control characters in a name, as `ls -b` does, so that the name cannot span several rows
-/// or control the terminal.
+/// Control characters are escaped as `ls -b` does, so that a name cannot span several rows or
+/// control the terminal.
 fn escaped(name: &str) -> String {
     let mut shown = String::with_capacity(name.len());
     for char in name.chars() {

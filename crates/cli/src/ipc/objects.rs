@@ -3,7 +3,6 @@
 use corewalk_ipc::{Perm, SHM_DEST, SHM_LOCKED, Task};
 use serde_json::{Map, Value, json};
 
-/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Msg,
@@ -12,7 +11,6 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// All kinds, in the order of ipcs(1).
     pub(super) const ALL: [Self; 3] = [Self::Msg, Self::Shm, Self::Sem];
 
     pub(super) fn name(self) -> &'static str {
@@ -31,7 +29,6 @@ impl Kind {
         }
     }
 
-    /// Returns how many of the first [`Object::numbers`] the table shows.
     fn numbers(self) -> usize {
         match self {
             Self::Msg | Self::Shm => 2,
@@ -40,18 +37,15 @@ impl Kind {
     }
 }
 
-/// A message queue, a shared memory segment or a semaphore set.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) id: i32,
     pub(super) perm: Perm,
-    /// Names and values of the attributes that only objects of this kind have. The kinds are
-    /// message queue, segment and semaphore set.
+    /// Attributes that only objects of this kind have.
     pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
 impl Object {
-    /// Returns the row of the object in the table.
     pub(super) fn row(&self, kind: Kind) -> Vec<String> {
         let perm = &self.perm;
         let mut row = vec![
@@ -69,13 +63,10 @@ impl Object {
         row
     }
 
-    /// Returns the value of the attribute `name` in [`Object::numbers`], or 0 if the object has no
-    /// such attribute.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.numbers.iter().find(|(known, _)| *known == name).map_or(0, |(_, number)| *number)
     }
 
-    /// Returns all attributes as a JSON object.
     pub(super) fn json(&self) -> Value {
         let perm = &self.perm;
         let mut object = Map::new();
@@ -93,8 +84,6 @@ impl Object {
     }
 }
 
-/// Returns the objects of a kind (message queues, segments or semaphore sets) in the order of their
-/// indexes. An object that is created or removed during the call may be missing from the result.
 pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     let max = match kind {
         Kind::Msg => task.msg_totals().map_or(0, |totals| totals.index_max),
@@ -104,7 +93,6 @@ pub(super) fn collect(task: &Task, kind: Kind) -> Vec<Object> {
     (0..=max).filter_map(|index| object(task, kind, index.cast_signed())).collect()
 }
 
-/// Returns the object at an index, if there is one.
 fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     match kind {
         Kind::Msg => {
@@ -143,18 +131,14 @@ fn object(task: &Task, kind: Kind, index: i32) -> Option<Object> {
     }
 }
 
-/// Returns the name of a user from `/etc/passwd`, or the uid if the user is not in that file.
 pub(super) fn user_name(uid: u32) -> String {
     name_in("/etc/passwd", uid)
 }
 
-/// Returns the name of a group from `/etc/group`, or the gid if the group is not in that file.
 pub(super) fn group_name(gid: u32) -> String {
     name_in("/etc/group", gid)
 }
 
-/// Looks an id up in `/etc/passwd` or `/etc/group`: the third field of a line. Returns the first
-/// field, the name.
 fn name_in(path: &str, id: u32) -> String {
     let lines = std::fs::read_to_string(path).unwrap_or_default();
     let found = lines.lines().find_map(|line| {

@@ -47,54 +47,43 @@ use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use crate::failure::Failure;
 
-/// The environment variable that tells the preload library the path of the namespace's file.
+/// Tells the preload library the path of the namespace's file.
 pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
-/// The environment variable that tells the preload library the path of the folder of segments.
+/// Tells the preload library the path of the folder of segments.
 pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
-/// The environment variable that tells the preload library the inherited descriptor of the
-/// namespace's file.
+/// Tells the preload library the inherited descriptor of the namespace's file.
 pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 
-/// The environment variable that tells the preload library the inherited descriptor of the folder
-/// of segments.
+/// Tells the preload library the inherited descriptor of the folder of segments.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. The command of `corewalk ipc exec` inherits its descriptors under
-/// high numbers below this limit.
+/// The usual limit on open files. The command of `exec` inherits its descriptors under high numbers
+/// below this limit.
 const NUMBERS: u64 = 1024;
 
-/// The directory with the outer folders of namespaces without a name.
 const SHM_FOLDER: &str = "/dev/shm";
 
-/// The name of the folder of segments in its outer folder.
 const SEGMENTS: &str = "segments";
 
-/// Permissions of the folder of segments. All users may write in it, because the permissions of the
-/// folder above decide which users can reach it.
+/// All users may write in the folder of segments. The permissions of the folder above decide which
+/// users can reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
-/// Maximum number of names that are tried for a folder.
 const NAMES_TRIED: u32 = 1000;
 
-/// Maximum length of the name of a namespace, in bytes. The file of the namespace has this name
-/// with a prefix, and a file name has at most 255 bytes.
+/// A file name has at most 255 bytes, and the namespace's name gets a prefix.
 const NAME_MAX: usize = 200;
 
-/// Opens the file of a namespace at `path`. Creates the file if `flags` contain `CREATE`. `word` is
-/// the name or path of the namespace on the command line.
-///
-/// - The file of a namespace must belong to the user, because its owner can read and change the
-///   whole namespace.
-/// - Root may use a file of any user by its path, but not by a name. Any user may create a file of
-///   any name in `/dev/shm`, so a name could lead root to another user's file.
+/// The owner of the file can read and change the whole namespace, so the file must belong to the
+/// user. Root may use another user's file by its path, but not by a name. Any user may create a
+/// file of any name in `/dev/shm`.
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
-        // First try to open the file without `CREATE`. With `CREATE` and the sysctl
-        // `fs.protected_regular`, open(2) fails with `EACCES` for a file of another user. The error
-        // `OtherUser` of this function tells the user more.
+        // If `fs.protected_regular` is set, open(2) with `O_CREAT` fails with `EACCES` for another
+        // user's file. So the file is first opened without it, and the user gets a better message.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -111,12 +100,10 @@ fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenErro
     }
 }
 
-/// Returns true if the argument `word` is the path of a namespace, and false if it is a name.
 fn is_path(word: &str) -> bool {
     word.contains('/')
 }
 
-/// Returns the path of the file of the namespace `word`, which is a name or a path.
 pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if is_path(word) {
         return std::path::absolute(word).map_err(|error| Failure::of(word, error));
@@ -124,8 +111,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
-    // Refuse `.` and `..`: the user means a directory, but as names they would stand for files in
-    // `/dev/shm`.
+    // The names `.` and `..` would stand for files in `/dev/shm`, but a user who types them means a
+    // directory.
     if word == "." || word == ".." {
         return Err(Failure::Usage(format!(
             "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
@@ -135,11 +122,8 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
-/// Returns the path of a namespace's file that the caller will remove. `word` is the name of the
-/// namespace or the path of its file.
-///
-/// If `word` is a name, the file may have any content. If `word` is a path, the file must be a
-/// namespace, which may be damaged, truncated, or from before the last boot.
+/// Only a file with the header of a namespace may be removed by its path. A file of a name in
+/// `/dev/shm` may be removed whatever it contains.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
     let failed = |error: OpenError| Failure::of(path.display(), error);
@@ -153,8 +137,6 @@ pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Returns the message for an error of opening the namespace's file. A missing file means that
-/// there is no such namespace.
 fn absent_or(path: &Path, error: &OpenError) -> Failure {
     match error {
         OpenError::Os(Errno::NOENT) => Failure::of(path.display(), "there is no such namespace"),
@@ -162,32 +144,25 @@ fn absent_or(path: &Path, error: &OpenError) -> Failure {
     }
 }
 
-/// A namespace, and what a process needs to find it.
 pub(super) struct Place {
     pub(super) namespace: Namespace,
-    /// The path of the namespace's file. If the file is a memfd, the path is in `/proc/PID/fd`.
     pub(super) path: PathBuf,
-    /// The folder of segments, if the namespace has shared memory.
     pub(super) shm: PathBuf,
-    /// The open file of the namespace.
     file: OwnedFd,
-    /// The folder for the segments of a namespace without a name. Dropping this value removes the
-    /// folder.
     folder: Option<Folder>,
 }
 
 /// A locked outer folder in `/dev/shm`, for the segments of a namespace without a name.
 ///
-/// Dropping a `Folder` removes the folder, unless a process has attached a segment in it. After the
-/// last detach, [`Folder::make`] of a later `exec` removes it.
+/// Dropping a `Folder` removes the folder, unless a process has attached a segment in it. Then
+/// [`Folder::make`] of a later `exec` removes it.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
 }
 
 impl Folder {
-    /// Creates the folder for the segments of a namespace without a name. Also removes the folders
-    /// that killed `exec` processes have left in `/dev/shm`.
+    /// Also removes the folders that killed `exec` processes have left.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -198,14 +173,13 @@ impl Folder {
             let path = parent.join(unnamed(std::process::id(), number));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
-                // The name is in use, for example by a process with the same pid in another pid
-                // namespace. Try another name.
+                // In another pid namespace, a process with the same pid may have made a folder of
+                // the same name. So another name is tried.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Between the creation of a folder and its lock, another `exec` may remove the folder,
-            // because it looks like one of a killed process. Then create a folder with another
-            // name.
+            // Another `exec` may remove the new folder before it is locked, because it looks like
+            // one of a killed process. Then another name is tried.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -228,8 +202,7 @@ impl Drop for Folder {
     }
 }
 
-/// Opens and locks the folder at `path`. Returns None if another process has locked it, or has
-/// removed or replaced it before the lock.
+/// Returns None if another process has locked, removed or replaced the folder first.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -239,7 +212,6 @@ fn locked(path: &Path) -> Option<OwnedFd> {
 }
 
 impl Place {
-    /// Opens the namespace `word`. Creates it if it does not exist.
     pub(super) fn open(word: &str) -> Result<Self, Failure> {
         let path = path(word)?;
         let shm = beside(&path).join(SEGMENTS);
@@ -249,8 +221,6 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Opens the existing namespace `word`, a name or a path. If `word` is None, opens the
-    /// namespace in which this process runs.
     pub(super) fn existing(word: Option<&str>) -> Result<Self, Failure> {
         let shm = std::env::var_os(SHM_ENV).filter(|_| word.is_none());
         let path = match (word, std::env::var_os(NAMESPACE_ENV)) {
@@ -263,13 +233,11 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // If `word` is None, `path` comes from the environment: it is the path of the namespace
-            // in which this process runs.
+            // The environment of a process in a namespace has the path of the namespace's file.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // A namespace in a memfd has a path in `/proc`. No outer folder can exist beside such a
-        // path.
+        // The path of a memfd is in `/proc`, where no folder can be made beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -278,21 +246,15 @@ impl Place {
         Ok(Self { namespace, path, shm, file, folder: None })
     }
 
-    /// Duplicates the descriptor of the namespace's file for the command of `exec`. Also returns
-    /// its number as text for the preload library. Returns None if the process can open no more
-    /// descriptors.
     pub(super) fn hand_on(&self) -> Option<(OwnedFd, String)> {
         hand_on(&self.file)
     }
 
-    /// Opens the folder of segments with a descriptor that the command inherits. Returns the same
-    /// two values as [`Place::hand_on`].
     pub(super) fn hand_on_shm(&self) -> Option<(OwnedFd, String)> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         hand_on(&open(&self.shm, flags, Mode::empty()).ok()?)
     }
 
-    /// Registers this process as a task of the namespace.
     pub(super) fn register(&self) -> Result<Task, Failure> {
         let groups = rustix::process::getgroups().unwrap_or_default();
         let cred = Cred {
@@ -305,8 +267,8 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// Creates a namespace in a memfd, with its segments in `folder`. If `folder` is None, programs
-    /// use shared memory of the kernel.
+    /// The new namespace is in a memfd. If `folder` is None, programs use shared memory of the
+    /// kernel.
     pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -320,8 +282,6 @@ impl Place {
         Ok(Self { namespace, path: path.into(), shm, file, folder })
     }
 
-    /// Makes the outer folder `PATH.shm`, and in it the folder `segments`, unless they exist. The
-    /// permissions of the outer folder decide which users may enter it.
     pub(super) fn make_shm(&self) -> Result<(), Failure> {
         if self.folder.is_some() {
             return Ok(());
@@ -330,7 +290,7 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
         let status = fs::metadata(&self.path).map_err(|error| failed(&error))?;
         let bits = status.mode() & 0o666;
-        // Let users who may read the namespace's file enter the folder.
+        // Users who may read the namespace's file may enter the folder.
         let mode = bits | (bits & 0o444) >> 2;
         match DirBuilder::new().mode(0o700).create(&outer) {
             Ok(()) => {
@@ -350,8 +310,7 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes the files named `exec-PID` from the folder of segments, if the process with the pid
-    /// PID has ended.
+    /// Removes the files named `exec-PID` of processes that have ended.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -363,10 +322,11 @@ impl Place {
     }
 }
 
-/// Duplicates the descriptor `file` for the command of `exec`. Also returns its number as text for
-/// the preload library. Returns None if the process can open no more descriptors.
+/// The number of the duplicate tells the preload library which descriptor to use. Returns None if
+/// the process can open no more descriptors.
 ///
-/// Use a high number: programs expect low numbers for the descriptors that they open themselves.
+/// Programs expect low numbers for descriptors that they open themselves. So the duplicate gets a
+/// high number.
 fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
     let least = i32::try_from(limit / 8 * 7).ok()?;
@@ -377,9 +337,8 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// Checks that the folder `outer` for segments belongs to the owner of the namespace. Also checks
-/// that only users who may read the namespace's file may enter `outer`, because they can reach all
-/// segments.
+/// A user who may enter the outer folder can reach all segments. So only users who may read the
+/// namespace's file may enter it, and it must belong to the namespace's owner.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -397,15 +356,13 @@ fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the folder of segments in the folder `outer`, if it does not exist. The owner of `outer`
-/// becomes the owner of the folder of segments.
 fn make_segments(outer: &Path) -> std::io::Result<()> {
     let segments = outer.join(SEGMENTS);
     match DirBuilder::new().mode(0o700).create(&segments) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Do not follow a symbolic link: any user who may enter `outer` may have made one.
+    // A user who may enter `outer` can put a symbolic link there, which must not be followed.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -420,20 +377,16 @@ fn options(shm: &Path) -> NamespaceOptions {
     NamespaceOptions { backing: Some(backing), ..NamespaceOptions::default() }
 }
 
-/// Returns the options for a namespace without shared memory.
 fn without_shm() -> NamespaceOptions {
     NamespaceOptions { backing: Some(Box::new(NoBacking)), ..NamespaceOptions::default() }
 }
 
-/// Returns `PATH.shm`, the path of the folder for the segments of the namespace in the file PATH.
 pub(super) fn beside(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(".shm");
     folder.into()
 }
 
-/// Returns the name of the folder for the segments of a namespace without a name. `pid` is the pid
-/// of `exec`, and `number` distinguishes folders for the same pid in several pid namespaces.
 fn unnamed(pid: u32, number: u32) -> String {
     let prefix = unnamed_prefix();
     if number == 0 { format!("{prefix}{pid}") } else { format!("{prefix}{pid}-{number}") }
@@ -443,7 +396,6 @@ fn unnamed_prefix() -> String {
     format!("corewalk-shm-{}-", geteuid().as_raw())
 }
 
-/// Returns true if a process has ended. A zombie counts as ended.
 fn has_ended(pid: Pid) -> bool {
     if test_kill_process(pid) == Err(Errno::SRCH) {
         return true;
@@ -452,8 +404,8 @@ fn has_ended(pid: Pid) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Removes the folders for segments that killed `exec` processes of this user have left in
-/// `/dev/shm`: those that are not locked, and in which no process has attached a segment.
+/// Removes the folders of killed `exec` processes: those without a lock and without an attached
+/// segment.
 pub(super) fn remove_orphans() {
     remove_orphans_in(Path::new(SHM_FOLDER));
 }
@@ -467,9 +419,8 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // Hold the lock until the folder is removed. Otherwise another process could remove this
-        // folder first, and a new `exec` could make one of the same name, which would be removed
-        // here.
+        // The lock is held until the folder is removed. Otherwise a new `exec` could make a folder
+        // of the same name meanwhile, and lose it.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -477,7 +428,6 @@ fn remove_orphans_in(folder: &Path) {
     }
 }
 
-/// Returns true if a process has attached a segment whose file is below the folder `outer`.
 fn is_attached(outer: &Path) -> bool {
     let folder = outer.join(SEGMENTS);
     let files = SegmentFiles::new(&folder);
@@ -488,12 +438,8 @@ fn is_attached(outer: &Path) -> bool {
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Removes the folder `outer`, the folder of segments in it, and the files that the preload library
-/// makes for segments. Files with other names stay.
-///
-/// # Errors
-///
-/// The error of removing `outer`, for example because it still contains files.
+/// Only files that the preload library makes are removed. If other files stay, the folders stay
+/// too.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -506,7 +452,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // Ignore an error: if `folder` stays, the removal of `outer` fails and returns its error.
+    // If `folder` stays, the removal of `outer` reports the error.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -515,7 +461,6 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A directory that is removed with its content at the end of the test.
     struct Parent(PathBuf);
 
     impl Parent {
@@ -525,8 +470,6 @@ mod tests {
             Self(path)
         }
 
-        /// Creates a folder for segments with three files, as an `exec` with the pid `pid` leaves
-        /// it if it is killed.
         fn folder(&self, pid: u32) -> PathBuf {
             let path = self.0.join(unnamed(pid, 0));
             let segments = path.join(SEGMENTS);
@@ -547,12 +490,11 @@ mod tests {
     #[test]
     fn folders_that_nobody_has_are_removed_and_others_are_not() {
         let parent = Parent::new("orphans");
-        // Four of the pids are too high for any process. Pid 1 exists, but its folder is not
-        // locked, so the removal must remove it all the same.
+        // Four of the pids are too high for any process. Pid 1 exists, but holds no lock on its
+        // folder, so that folder must be removed too.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // `exec` gives no file the name `letter`, so the removal must keep this file, and with it
-        // the folder.
+        // `exec` makes no file with the name `letter`, so the file and its folder must stay.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

@@ -15,11 +15,10 @@ use crate::failure::Failure;
 
 const FILE: &str = "libcorewalk_ipc_preload.so";
 
-/// The directories to search for the library, relative to the directory of the program. `deps` is
-/// searched first, because the copy of the library beside the program may be older.
+/// Folders beside the program in which the library may be. `deps` comes first, because the copy
+/// beside the program may be older.
 const FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
-/// Returns the absolute path of the library.
 pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let path = match given {
         Some(path) => {
@@ -31,24 +30,23 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // If the file is no library, the dynamic loader only prints a warning, and the program uses the
-    // kernel's IPC objects.
+    // For a file that is no library, the dynamic loader only prints a warning, and the program uses
+    // the kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }
     if given.is_some() && !is_ours(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not the preload library of corewalk"));
     }
-    // Refuse a path that contains a colon or a blank. The dynamic loader splits `LD_PRELOAD` at
-    // these characters, and a path in `LD_PRELOAD` cannot be quoted.
+    // The dynamic loader splits `LD_PRELOAD` at colons and blanks, and a path in it cannot be
+    // quoted.
     if path.to_string_lossy().contains([':', ' ']) {
         return Err(Failure::of(path.display(), "the loader takes no path with a colon or blank"));
     }
     Ok(path)
 }
 
-/// Returns true if the file is a build of the preload library. To find out, it searches the file
-/// for the name of the environment variable with the path of the namespace.
+/// A file is the preload library if it contains the name of the library's environment variable.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
     Ok(bytes.windows(word.len()).any(|bytes| bytes == word))

@@ -25,36 +25,29 @@ use rustix::process::{getegid, geteuid};
 /// The longest chain of interpreters, as in execve(2).
 const DEPTH_MAX: u32 = 4;
 
-/// The longest `#!` line, in bytes.
 const SCRIPT_BYTES: usize = 256;
 
-/// Maximum length of the path of a dynamic loader, in bytes.
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// The mode bits for set-group-ID and for execution by the group. Set-group-ID gives a privilege
-/// only if the group may execute the file.
+/// Set-group-ID gives a privilege only if the group may execute the file.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
 
-/// The type of a shared object in an ELF header.
 const ET_DYN: u16 = 3;
 
-/// The machine number (`e_machine`) of this architecture in an ELF header.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// The reason why a command cannot be run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The command does not exist. Exit status 127.
     NotFound,
-    /// The command exists but cannot be executed, or the preload library cannot bring it into an
-    /// IPC namespace. Exit status 126.
+    /// The command exists, but cannot be executed or cannot load the preload library. Exit status
+    /// 126.
     NotRunnable(&'static str),
 }
 
-/// Searches for `command` in `folders`, a value of `PATH`, as execvp(3) does.
 pub(super) fn find(command: &OsStr, folders: &OsStr) -> Result<PathBuf, Refusal> {
     if command.as_bytes().contains(&b'/') {
         let path = PathBuf::from(command);
@@ -74,13 +67,12 @@ pub(super) fn find(command: &OsStr, folders: &OsStr) -> Result<PathBuf, Refusal>
     Err(if is_forbidden { Refusal::NotRunnable("Permission denied") } else { Refusal::NotFound })
 }
 
-/// Checks that the dynamic loader will load the preload library for the program at `path`.
 pub(super) fn check(path: &Path) -> Result<(), Refusal> {
     check_at(path, 0)
 }
 
 fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
-    // If the program cannot be read, accept it: execve(2) may run it nevertheless.
+    // execve(2) may run a program that cannot be read, so such a program is accepted.
     let (Ok(file), Ok(status)) = (File::open(path), fs::metadata(path)) else { return Ok(()) };
     let is_other_user = status.mode() & SET_USER != 0 && status.uid() != geteuid().as_raw();
     let is_other_group =
@@ -100,14 +92,13 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the first bytes of a file. If a read fails, returns the bytes before the failure.
+/// If a read fails, the bytes before the failure are returned.
 fn start_of(file: &File) -> Vec<u8> {
     let mut start = Vec::new();
     let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
     start
 }
 
-/// Returns the interpreter of a script (`#!`), or None if the file is no script.
 fn interpreter(start: &[u8]) -> Option<PathBuf> {
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
@@ -115,7 +106,7 @@ fn interpreter(start: &[u8]) -> Option<PathBuf> {
 }
 
 fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
-    // If the file is no ELF file, accept it: execve(2) fails, or a shell runs it as a script.
+    // A file that is no ELF file is accepted: a shell may run it as a script.
     if !is_elf(start) {
         return Ok(());
     }
@@ -130,11 +121,7 @@ fn check_elf(file: &File, start: &[u8]) -> Result<(), Refusal> {
     }
 }
 
-/// Returns true if the dynamic loader of this machine can load the file at `path` as a library.
-///
-/// # Errors
-///
-/// The errors of reading the file.
+/// Returns true if the dynamic loader of this machine can load the file as a library.
 pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
@@ -156,8 +143,6 @@ fn half(start: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([start[at], start[at + 1]])
 }
 
-/// Returns the offset and the length of the dynamic loader's path in an ELF file, or None if the
-/// file names no loader.
 fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
     let (entry_bytes, entries) = (half(start, 54), half(start, 56));
@@ -173,8 +158,7 @@ fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     Ok(None)
 }
 
-/// Returns true if the file is the dynamic loader itself, which is accepted: it is a static
-/// program, but obeys `LD_PRELOAD`.
+/// The dynamic loader is a static program, but obeys `LD_PRELOAD`, so it is accepted.
 fn is_loader(file: &File) -> bool {
     use std::os::fd::AsRawFd as _;
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();

@@ -86,7 +86,6 @@ impl All {
     }
 }
 
-/// Removes the objects or the namespace.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     if let Some(word) = arguments.namespace.as_deref().filter(|_| arguments.is_purge_only()) {
@@ -125,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             if arguments.verbose {
                 println!("removing {} id '{}'", kind.word(), object.id);
             }
-            // Ignore a missing object: another process may have removed it meanwhile.
+            // Another process may have removed the object meanwhile.
             if let Err(errno) = remove(&task, kind, object.id)
                 && !matches!(errno, Errno::INVAL | Errno::IDRM)
             {
@@ -153,7 +152,7 @@ fn purge(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the error message of ipcrm(1) for `errno`; `by` is "id" or "key".
+/// The messages are those of ipcrm(1); `by` is "id" or "key".
 fn complaint(errno: Errno, by: &str) -> String {
     match errno {
         Errno::ACCESS | Errno::PERM => format!("permission denied for {by}"),

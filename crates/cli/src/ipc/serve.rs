@@ -31,7 +31,6 @@ pub(crate) struct Arguments {
     namespace: String,
 }
 
-/// Serves until a signal comes or the namespace ends.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     place::remove_orphans();
     let place = Place::open(&arguments.namespace)?;
@@ -58,7 +57,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file at a path.
 #[derive(Debug, PartialEq, Eq)]
 enum At {
     File {
@@ -66,8 +64,7 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) has failed, but not because the file is missing. For example, this user lacks a
-    /// permission. The file may still exist, so continue.
+    /// stat(2) has failed, for example because of a missing permission. The file may still exist.
     Unknown,
 }
 

@@ -35,8 +35,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Prints the limits and the use of a namespace, and its number of tasks. First cleans up after
-/// dead processes, and also prints their number.
+/// Cleans up after dead processes first, and also prints their number.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let place = Place::existing(arguments.namespace.as_deref())?;
     let failed = |error: &dyn std::fmt::Display| Failure::of(place.path.display(), error);

@@ -21,24 +21,20 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Time between two searches for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// Maximum number of processes that a [`Watch`] watches by a pidfd. If a namespace has more
-/// processes, the calls that wait in the namespace clean up after the unwatched ones.
+/// Maximum number of pidfds. Calls that wait in the namespace clean up after the processes beyond
+/// this limit.
 const WATCHED_MAX: usize = 512;
 
-/// The processes of a namespace.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// The pidfd of each watched process, by pid. The value is None for a process that has ended
-    /// but is still registered, because a child process has inherited its attached segments.
+    /// The pidfd of each process, by pid. None if the process has ended, but a child has inherited
+    /// its attached segments.
     processes: HashMap<u32, Option<OwnedFd>>,
-    /// The number of cleaned up tasks: those of processes that ended without leaving the namespace.
+    /// The number of tasks that were cleaned up.
     pub(super) recovered: usize,
 }
 
 impl Watch {
-    /// Looks for new processes of the namespace. Then waits until a process ends, the descriptor
-    /// `more` is readable, or [`LOOK_MS`] milliseconds have passed. Cleans up after processes that
-    /// have ended.
     pub(super) fn turn(&mut self, namespace: &Namespace, more: Option<&OwnedFd>) {
         if self.look(namespace) {
             self.recover(namespace);
@@ -48,7 +44,7 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // Ignore an error: a signal has interrupted poll(2), and the caller calls `turn` again.
+        // A signal has interrupted poll(2), and the caller calls `turn` again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
             (ready > 0 && !fd.revents().is_empty()).then_some(*pid)
@@ -60,13 +56,11 @@ impl Watch {
         }
     }
 
-    /// Cleans up after dead processes.
     pub(super) fn recover(&mut self, namespace: &Namespace) {
-        // Ignore an error: the next call of `turn` tries again.
+        // After an error, the next call of `turn` tries again.
         self.recovered += namespace.recover().unwrap_or(0);
     }
 
-    /// Opens pidfds of new processes, and drops those of processes that are no longer registered.
     /// Returns true if a registered process has ended.
     fn look(&mut self, namespace: &Namespace) -> bool {
         let pids = namespace.pids();

@@ -25,13 +25,11 @@ use std::process::{Command, Stdio};
 
 use crate::failure::Failure;
 
-/// Starts the server in the background, waits until the mount is ready, and returns the line that
-/// the server has written to the pipe.
 pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::of("cannot start the background process", error);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-    // This process may have been started as `mount.corewalk`. Under that name the server would
-    // expect the arguments of a mount(8) helper, so its `argv[0]` is `corewalk`.
+    // If the server were started under the name `mount.corewalk`, it would expect the arguments of
+    // a mount(8) helper.
     command.arg0("corewalk").args(["mount", "--background"]);
     for option in options {
         command.arg("-o").arg(option);
@@ -52,31 +50,27 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
     }
 }
 
-/// Leaves the session of the terminal, so that signals of the terminal do not reach the server.
+/// Signals of the terminal must not reach the server.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // Ignore an error: setsid(2) fails only if the process already leads a process group, as a
-        // shell's job does.
+        // setsid(2) fails only if the process already leads a process group, as a shell's job does.
         log::debug!("setsid: {error}");
     }
 }
 
-/// Closes all descriptors except the standard streams. Call it before this process opens any
-/// itself.
+/// Must run before this process opens any descriptor itself.
 pub(super) fn close_inherited() {
-    // Ignore an error if `/proc` is missing. The mount will fail later, with a message.
+    // Without `/proc`, the mount fails later with a message.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // Ignore an error: one descriptor in the list is that of the list itself, and it is already
-        // closed.
+        // The list contains the descriptor of the list itself, which is already closed.
         let _ = nix::unistd::close(fd);
     }
 }
 
-/// Changes to the directory `/`, and makes standard output and standard error lead to `/dev/null`.
-/// So the server no longer uses the working directory and the output that it has inherited.
+/// A server that keeps its working directory would keep another file system in use.
 pub(super) fn detach() {
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

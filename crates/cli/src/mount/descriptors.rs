@@ -17,23 +17,21 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// The number of descriptors that all threads of a server share. They are the standard streams, ten
-/// files of an open store, the FUSE device, and a few that are open only for a moment.
+/// Descriptors that all threads share: the standard streams, the FUSE device, ten files of an open
+/// store, and some for short use.
 const SHARED: u64 = 24;
-/// The number of descriptors with which one thread reads requests: one for the device, and with
-/// io_uring also a ring and an eventfd(2).
+/// Descriptors of one thread: the device, and with io_uring also a ring and an eventfd(2).
 const DEVICE: u64 = 1;
 const DEVICE_AND_RING: u64 = 3;
-/// The number of descriptors that one call on a directory of the host uses: two directories, a
-/// file, and the directory that is listed.
+/// A call on a directory of the host uses at most two directories, a file, and the directory that
+/// is listed.
 const CALL: u64 = 4;
 
-/// Returns how many descriptors must stay free for the server when clients have many files open.
+/// Clients with many open files must leave this number of descriptors to the server.
 pub(super) fn reserved(mount: &MountOptions) -> usize {
     (needed(mount) + CALL * mount.threads as u64) as usize
 }
 
-/// Returns the minimum number of descriptors with which the mount works.
 fn needed(mount: &MountOptions) -> u64 {
     let cpus = thread::available_parallelism().map_or(1, NonZero::get);
     let may_have_rings = match mount.transport {
@@ -45,10 +43,6 @@ fn needed(mount: &MountOptions) -> u64 {
     SHARED + each * mount.threads as u64
 }
 
-/// Raises the soft limit to the hard limit.
-///
-/// # Errors
-/// A usage error if the hard limit is too low for the threads of the mount.
 pub(super) fn raise_limit(mount: &MountOptions) -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };

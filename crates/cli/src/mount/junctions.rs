@@ -42,40 +42,31 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use crate::failure::Failure;
 
 const PLACE: &str = "/proc/self/fd/0";
-/// The interval between two checks for changed junctions.
 const LOOK: Duration = Duration::from_secs(1);
-/// The pause before a child that has ended is started again.
 const PAUSE: Duration = Duration::from_secs(10);
-/// How long the thread waits until a new child has mounted.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// How long all child mounts together may take to end. Those that still run after this time are
-/// killed.
+/// Child mounts that still run after this time are killed.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// The arguments of a child, except its URL.
 pub(super) struct Inherited {
     pub(super) options: Vec<OsString>,
-    /// The identities of the file systems above.
     pub(super) above: Vec<String>,
 }
 
-/// The thread that mounts the junctions. Dropping this value unmounts them.
+/// Dropping this value unmounts the junctions.
 pub(super) struct Junctions {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A junction, with the child that mounts it.
 struct Mounted {
     junction: Junction,
     child: Option<Child>,
-    /// The time from which an ended child is started again.
+    /// When an ended child is started again.
     again: Instant,
 }
 
 impl Junctions {
-    /// Mounts the junctions of `fs`, which is mounted on `root`, and the junctions that are made
-    /// later.
     pub(super) fn start(
         fs: Arc<ClusterFs>,
         root: &Path,
@@ -87,7 +78,7 @@ impl Junctions {
         let (stop, stopped) = channel();
         let mut crossing =
             Crossing { fs, root: root.to_owned(), device, inherited, mounted: HashMap::new() };
-        // Mount the junctions that exist already before the command says that it is ready.
+        // The command says that it is ready only after the existing junctions are mounted.
         let seen = crossing.look(None);
         let thread = thread::spawn(move || crossing.run(seen, &stopped));
         Ok(Junctions { stop: Some(stop), thread: Some(thread) })
@@ -105,21 +96,23 @@ impl Drop for Junctions {
     }
 }
 
-/// Checks that the file system with the identity `id` is none of those `above` it. Otherwise its
-/// junctions would make an endless path.
+/// Without this check, a junction that leads back to a file system above it would make an endless
+/// path.
 pub(super) fn check_circle(id: &str, above: &[String], path: &Path) -> Result<(), Failure> {
     let why = "the file system is mounted above already; the junction makes a circle";
     let is_circle = above.iter().any(|it| it == id);
     if is_circle { Err(Failure::of(path.display(), why)) } else { Ok(()) }
 }
 
-/// Makes this process, the child mount of a junction, get SIGTERM when its parent ends.
+/// Without SIGTERM at the end of its parent, a child mount would go on serving a file system that
+/// no path leads to.
 pub(super) fn end_with_parent() -> Result<(), Failure> {
     let set = set_parent_process_death_signal(Some(Signal::TERM));
     set.map_err(|error| Failure::of("a signal at the end of the parent", error))
 }
 
-/// Closes the directory that the child mount of a junction got as its standard input.
+/// The child has inherited the directory of its junction as standard input. While it is open,
+/// `umount -R` finds the mount above in use.
 pub(super) fn leave_place() -> Result<(), Failure> {
     let null = File::open("/dev/null").map_err(|error| Failure::of("/dev/null", error))?;
     rustix::stdio::dup2_stdin(&null).map_err(|error| Failure::of("standard input", error))
@@ -128,11 +121,10 @@ pub(super) fn leave_place() -> Result<(), Failure> {
 struct Crossing {
     fs: Arc<ClusterFs>,
     root: PathBuf,
-    /// The device number of this mount, to recognize its root: a user may put another directory at
-    /// the path `root`.
+    /// A user may put another directory at the path of the mount. The device number identifies the
+    /// mount.
     device: u64,
     inherited: Inherited,
-    /// The junctions by inode number.
     mounted: HashMap<u64, Mounted>,
 }
 
@@ -145,8 +137,6 @@ impl Crossing {
         end(self.mounted.drain().map(|(_, mounted)| mounted));
     }
 
-    /// If junctions have changed since the version `seen`, mounts the new ones and unmounts the
-    /// removed ones. Returns the current version.
     fn look(&mut self, seen: Option<i64>) -> Option<i64> {
         let version = self.fs.junctions_version();
         if seen == Some(version) {
@@ -178,7 +168,6 @@ impl Crossing {
         Some(version)
     }
 
-    /// Starts ended children again, after a pause.
     fn start_again(&mut self) {
         let mut due = Vec::new();
         for mounted in self.mounted.values_mut() {
@@ -192,7 +181,7 @@ impl Crossing {
                 due.push(mounted.junction.ino);
             }
         }
-        // The path of a junction may have changed, because the directories above it can be renamed.
+        // Directories above a junction may have been renamed.
         let paths =
             if due.is_empty() { Vec::new() } else { self.fs.junctions().unwrap_or_default() };
         for junction in paths.into_iter().filter(|junction| due.contains(&junction.ino)) {
@@ -202,7 +191,6 @@ impl Crossing {
         }
     }
 
-    /// Mounts a junction. Returns None, and logs the reason, if that fails.
     fn start(&self, junction: &Junction) -> Option<Child> {
         let started = self.open(junction).and_then(|place| self.spawn(junction, place));
         started
@@ -212,7 +200,6 @@ impl Crossing {
             .ok()
     }
 
-    /// Opens the directory of a junction.
     fn open(&self, junction: &Junction) -> std::io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(&self.root, flags, Mode::empty())?;
@@ -226,7 +213,6 @@ impl Crossing {
         }
     }
 
-    /// Starts a child that mounts on `place`, and waits until the mount is ready.
     fn spawn(&self, junction: &Junction, place: OwnedFd) -> std::io::Result<Child> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg0("corewalk").arg("mount");
@@ -241,8 +227,8 @@ impl Crossing {
         let mut line = String::new();
         if let Some(output) = &mut child.stdout {
             if !is_readable(output)? {
-                // The database of the child does not answer in time. Keep the pipe open, so that
-                // the child can print its line and go on when the database answers.
+                // The database of a child does not answer in time. The pipe to the child stays
+                // open, so that the child can go on later.
                 return Ok(child);
             }
             BufReader::new(output).read_line(&mut line)?;
@@ -254,14 +240,12 @@ impl Crossing {
     }
 }
 
-/// Waits until `output` can be read, or is closed. Returns false after `START_LIMIT`.
 fn is_readable(output: &ChildStdout) -> std::io::Result<bool> {
     let mut polled = [PollFd::new(output, PollFlags::IN)];
     let limit = Timespec { tv_sec: START_LIMIT.as_secs() as i64, tv_nsec: 0 };
     Ok(retry_on_intr(|| poll(&mut polled, Some(&limit)))? > 0)
 }
 
-/// Ends children, which unmount their junctions.
 fn end(all: impl Iterator<Item = Mounted>) {
     let mut children: Vec<Child> = all.filter_map(|mounted| mounted.child).collect();
     for child in &children {

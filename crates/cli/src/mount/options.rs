@@ -35,18 +35,15 @@ use super::descriptors::reserved;
 use crate::failure::Failure;
 use crate::source::Source;
 
-/// Default of `size=` for tmpfs, in percent of the memory, as in tmpfs(5).
+/// In percent of the memory, as in tmpfs(5).
 const SIZE_PERCENT: u64 = 50;
-/// Size of a page in bytes. The default of `nr_inodes=` is one inode per page of `size=`, as in
-/// tmpfs(5).
+/// Without `nr_inodes=`, there is one inode per page of `size=`, as in tmpfs(5).
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// The default of `threads=` for two kinds of mounts whose calls mostly wait. On a store with
-/// `dirsync`, changes wait for the disk. On a cluster file system, calls wait for the database. The
-/// first number is the number of threads per processor, and the second is the minimum.
+/// Stores with `dirsync` and cluster file systems mostly wait, so they get more threads: this many
+/// per processor, and at least the second number.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
-/// The parsed options of the mount, of the server and of each back end.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) mount: MountOptions,
@@ -57,55 +54,40 @@ pub(crate) struct Plan {
     pub(crate) cluster: ClusterOptions,
 }
 
-/// Options whose effect depends on other options. They are applied after all options are parsed.
 #[derive(Debug, Default)]
 struct Pending {
     server_permissions: bool,
-    /// `entry_timeout`, `attr_timeout`, `negative_timeout`.
     timeouts: [Option<Duration>; 3],
     threads: Option<usize>,
-    /// Those of the given options that are in [`NOT_FOR_HOST`].
     not_for_host: Vec<&'static str>,
-    /// Among the given options, the last one that only a mount of a host directory takes.
     for_host: Option<&'static str>,
-    /// True if `local_lock` is given.
     has_local_lock: bool,
-    /// Those of the given options that are in [`NOT_FOR_CLUSTER`].
     not_for_cluster: Vec<&'static str>,
-    /// The last given option that only a cluster file system takes.
     for_cluster: Option<&'static str>,
-    /// `soft` or `hard`, the later one.
     is_soft: bool,
-    /// The value of `timeout`.
     soft_timeout: Option<Duration>,
 }
 
-/// Options that are refused for a mount of a host directory. `no_mbcache` and `create` are accepted
-/// without effect.
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
-/// Options that a cluster file system refuses, besides the options of other sources. It writes a
-/// file when the file is closed, so it cannot obey `sync`.
+/// A cluster file system writes a file when the file is closed, so it cannot obey `sync`.
 const NOT_FOR_CLUSTER: [&str; 6] =
     ["entry_timeout", "attr_timeout", "negative_timeout", "writeback_cache", "strictatime", "sync"];
-/// Options that only a cluster file system takes. Two are from nfs(5).
+/// Two of these options are from nfs(5).
 const CLUSTER_ONLY: [&str; 6] =
     ["hard", "soft", TIMEOUT, CONNECTIONS, "kernel_names", "no_kernel_names"];
-/// How long a call waits for the database with `soft`.
 const TIMEOUT: &str = "timeout";
-/// The default of `timeout=`.
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "connections";
 const CONNECTIONS_MAX: u64 = 64;
-/// The option of nfs(5) about file locks. Only sources whose files other programs can lock take it:
-/// a directory of the host, and a cluster file system.
+/// An option of nfs(5). It needs a source whose files other programs can lock: a directory of the
+/// host, or a cluster file system.
 const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
-/// Options that only a store takes.
 const STORE_ONLY: [&str; 2] = [COMMIT, NO_CREATE];
 
-/// Options of mount(8) that are accepted without effect, for the reasons at the start of this file.
+/// The start of the file gives the reasons.
 const WITHOUT_EFFECT: [&str; 19] = [
     "defaults",
     "auto",
@@ -130,7 +112,6 @@ const WITHOUT_EFFECT: [&str; 19] = [
 ];
 
 impl Plan {
-    /// Parses `lists`, the arguments of all `-o` options, for a mount of `source`.
     pub(crate) fn parse(source: Source, lists: &[OsString]) -> Result<Plan, Failure> {
         let mut plan = Plan::new(source);
         let mut pending = Pending::default();
@@ -163,7 +144,6 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the default of `threads=` for `source`.
     fn default_threads(&self, source: Source) -> usize {
         let processors = corewalk_base::primitives::thread::available_parallelism();
         let processors = processors.map_or(1, usize::from);
@@ -175,8 +155,8 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // Rejected: more threads than processors. They compete for the processors: eight
-            // threads on two processors served two clients at half the speed or less.
+            // Rejected: more threads than processors. Eight threads on two processors served two
+            // clients at half the speed or less.
             //
             // Rejected: one thread. It saves a fifth of the processor time for a single client. But
             // on a machine with other load, two busy clients waited up to four times as long.
@@ -184,7 +164,6 @@ impl Plan {
         }
     }
 
-    /// Passes the flags for access times, `ro`, `sync` and `dirsync` to the back ends.
     fn pass_flags_to_back_ends(&mut self) {
         let flags = self.mount.flags;
         let others = match () {
@@ -238,9 +217,8 @@ impl Plan {
         }
     }
 
-    /// Returns the default options. If root mounts, all users may access the mount, and devices and
-    /// set-user-ID programs work in it. Otherwise only the mounting user may access it, as with
-    /// fusermount3(1).
+    /// If root mounts, all users may access the mount, and devices and set-user-ID programs work in
+    /// it. Otherwise only the mounting user may access it, as with fusermount3(1).
     fn new(source: Source) -> Plan {
         let is_root = rustix::process::geteuid().is_root();
         let mut mount = MountOptions::default().with_source(source.name());
@@ -261,7 +239,6 @@ impl Plan {
         Plan { mount, server: source.server_options(), tmpfs, store, host, cluster }
     }
 
-    /// Parses one option.
     fn take(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
         let name = word.split_once('=').map_or(word, |(name, _)| name);
         pending.not_for_host.extend(NOT_FOR_HOST.into_iter().find(|option| *option == name));
@@ -280,7 +257,6 @@ impl Plan {
         }
     }
 
-    /// Parses an option without a value.
     fn take_flag(&mut self, word: &str, pending: &mut Pending) -> Result<(), Failure> {
         let flags = &mut self.mount.flags;
         match word {
@@ -290,7 +266,7 @@ impl Plan {
                 ));
             }
             // `user` and similar options imply other flags. As in mount(8), a later option may undo
-            // the implied flags.
+            // them.
             "user" | "users" => {
                 *flags |= MountFlags::NOEXEC | MountFlags::NOSUID | MountFlags::NODEV;
             }
@@ -399,8 +375,7 @@ impl Plan {
                 let every = Some(seconds(value)?).filter(|time| !time.is_zero());
                 self.store.commit_every = every.or(StoreOptions::default().commit_every);
             }
-            // Accept `user=NAME`: mount(8) records in this way which user has mounted a file
-            // system.
+            // mount(8) records by `user=NAME` which user has mounted a file system.
             "user" => return Some(self.take_flag(name, pending)),
             "comment" => {}
             name if is_for_other_programs(name) => {}
@@ -409,8 +384,6 @@ impl Plan {
         Some(Ok(()))
     }
 
-    /// Parses an option of tmpfs(5), such as `size`, which stores have too. Returns None if the
-    /// value is invalid.
     fn take_limit(&mut self, name: &str, value: &str) -> Option<Result<(), Failure>> {
         let (tmpfs, store) = (&mut self.tmpfs, &mut self.store);
         match name {
@@ -448,13 +421,10 @@ impl Plan {
     }
 }
 
-/// Returns the message about an option that does not exist.
 fn unknown(option: &str) -> String {
     format!("unknown option '{option}'; see corewalk mount --help")
 }
 
-/// Returns a description of the values of an option, for error messages. Returns None for an option
-/// without a value.
 fn allowed(name: &str) -> Option<&'static str> {
     Some(match name {
         "size" | "cache" => {
@@ -477,24 +447,19 @@ fn allowed(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns true for an option that mount(8) reserves for other programs.
 fn is_for_other_programs(word: &str) -> bool {
     word.starts_with("x-") || word.starts_with("X-")
 }
 
-/// Returns the size of the machine's memory in bytes.
 fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     (info.totalram as u64).saturating_mul(u64::from(info.mem_unit))
 }
 
-/// Parses a decimal number without a sign.
 fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// Parses a number with an optional suffix. The suffixes k, m, g and t multiply the number by a
-/// power of 1024.
 fn scaled(text: &str) -> Option<u64> {
     let scale = |suffix: char| match suffix.to_ascii_lowercase() {
         'k' => Some(10),
@@ -516,7 +481,6 @@ fn size(text: &str) -> Option<u64> {
     }
 }
 
-/// Parses a time in seconds, with an optional fraction.
 fn seconds(text: &str) -> Option<Duration> {
     if !text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         return None;

@@ -17,8 +17,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 const INTERVAL: Duration = Duration::from_millis(100);
 const TEMPLATE: &str = "corewalk: writing {bytes} of {total_bytes} {bar:30} {elapsed}";
 
-/// Ends `cluster`, which writes its unflushed bytes. Shows how many bytes that are, and how many
-/// were written so far.
 pub(super) fn close(cluster: &ClusterFs) -> Result<(), Errno> {
     let total = cluster.dirty_bytes();
     if total == 0 {

@@ -11,10 +11,8 @@ use corewalk_hostfs::{HostFs, HostFsOptions};
 
 use crate::fixtures::{Folder, Server, can_mount};
 
-/// Flags of open(2).
 const O_WRONLY: u32 = 1;
 const O_APPEND: u32 = 0o2000;
-/// The node number of the root.
 const ROOT: u64 = 1;
 
 fn append(path: &Path) -> File {
@@ -49,7 +47,8 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
             "{round}"
         );
     }
-    // fcntl(2) clears and sets `O_APPEND`. Each write must obey the flag at the time of the write.
+    // A write must append only if `O_APPEND` is set at the time of the write, since fcntl(2) may
+    // change the flag.
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::os::unix::fs::FileExt as _;
     fcntl_setfl(&here, OFlags::empty()).expect("the file is open");
@@ -64,9 +63,6 @@ fn appends_of_the_mount_and_of_the_host_are_all_kept() {
     );
 }
 
-/// Appends six bytes to a file on the host while a client has the file open with `O_APPEND`. Then
-/// sends the server a write of `ab` at offset 3, whose `origin` is given. Returns the content of
-/// the file.
 fn written_at_3_of_6(options: Options, origin: WriteOrigin) -> String {
     let folder = Folder::new();
     let fs = HostFs::new(&folder.0, HostFsOptions::default()).expect("the directory can be opened");
@@ -90,8 +86,8 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// Counter-check: even if a file is open with `O_APPEND`, two kinds of writes must go to the offset
-/// in their request. They are writebacks of cached pages and pwrite(2).
+/// Control test: writebacks of cached pages and pwrite(2) must go to the offset in their request,
+/// even if the file is open with `O_APPEND`.
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

@@ -10,7 +10,6 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
 
-/// Returns the number of SQL statements that the mount at `path` has sent.
 fn statements(path: &Path) -> u64 {
     let mut command = corewalk(&["stat", "--json"]);
     command.arg(path);
@@ -19,7 +18,6 @@ fn statements(path: &Path) -> u64 {
     counters["cluster_statements"].as_u64().expect("the counter is there")
 }
 
-/// Makes a file system whose objects are in `folder`. Returns its URL.
 pub(crate) fn made(postgres: &Postgres, folder: &Folder) -> String {
     let address = format!("pg://{}", postgres.new_database("files"));
     let url = format!("{address}?data=file:{}", folder.path("objects").display());
@@ -120,8 +118,7 @@ fn mount_tells_what_it_writes_before_it_ends() {
     let begin = Instant::now();
     file.write_all(&bytes).expect("the bytes are written");
     server.signal(Signal::TERM);
-    // On a busy machine, the periodic flush may have written the file's bytes before the signal.
-    // Then the server has nothing to report.
+    // On a busy machine, the mount may have flushed the file before the signal.
     let is_early = begin.elapsed() < Duration::from_secs(3);
     assert_eq!(server.wait().code(), Some(0));
     let printed = fs::read_to_string(log).expect("the log is read");
@@ -134,8 +131,8 @@ fn mount_tells_what_it_writes_before_it_ends() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// A change of one mount must be seen by a process on the other mount immediately. This holds even
-/// if that process has looked at the file before, so that its kernel may have cached the answer.
+/// A process on one mount must see a change of the other mount immediately, even if its kernel has
+/// cached an older answer.
 #[test]
 fn two_mounts_of_a_cluster_file_system_are_coherent() {
     if !can_mount() {
@@ -146,8 +143,7 @@ fn two_mounts_of_a_cluster_file_system_are_coherent() {
     let address = made(&postgres, &folder);
     let (one, two) = (folder.path("m1"), folder.path("m2"));
     let mut servers = vec![Server::of(&address, &[], &one)];
-    // As long as only one mount exists, its kernel keeps answers, also the answer that a name is
-    // absent.
+    // As long as there is only one mount, its kernel may cache that a name is absent.
     fs::write(one.join("first"), "1").expect("the file is written");
     for text in ["first", "f0", "f1"] {
         assert_eq!(one.join(text).exists(), text == "first");

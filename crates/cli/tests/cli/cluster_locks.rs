@@ -17,10 +17,8 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
 
-/// The bytes of a number in the file.
 const BYTES: u64 = 8;
 
-/// Three mounts of a file system, in which the file `f` contains several numbers.
 struct Site {
     paths: Vec<PathBuf>,
     servers: Vec<Server>,
@@ -49,7 +47,6 @@ fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path.join("f")).expect("the file exists")
 }
 
-/// Takes or drops a lock.
 type Lock = fn(&File, at: u64, is_taken: bool);
 
 fn flock_file(file: &File, _: u64, is_taken: bool) {
@@ -57,7 +54,6 @@ fn flock_file(file: &File, _: u64, is_taken: bool) {
     flock(file, how).expect("the lock is taken");
 }
 
-/// Locks only the number at `at`, for the open file.
 fn lock_range(file: &File, at: u64, is_taken: bool) {
     let kind = if is_taken { libc::F_WRLCK } else { libc::F_UNLCK };
     let lock = libc::flock {
@@ -70,8 +66,6 @@ fn lock_range(file: &File, at: u64, is_taken: bool) {
     fcntl(file, FcntlArg::F_OFD_SETLKW(&lock)).expect("the lock is taken");
 }
 
-/// A control passes this function in place of one that takes and drops locks. It does neither. When
-/// the lock would be dropped, fsync(2) writes the cached pages back.
 fn no_lock(file: &File, _: u64, is_taken: bool) {
     if !is_taken {
         file.sync_all().expect("the file is synced");
@@ -84,7 +78,6 @@ fn number(file: &File, at: u64) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Adds one to a number of the file, `count` times.
 fn add(path: &Path, at: u64, count: u64, lock: Lock) {
     let file = open(path);
     for _ in 0..count {
@@ -95,9 +88,6 @@ fn add(path: &Path, at: u64, count: u64, lock: Lock) {
     }
 }
 
-/// Adds 1 to a number of the file `total` times, from three mounts with two threads each. Each
-/// addition uses the next number. Meanwhile a thread of each mount reads without a lock, so that
-/// the kernel has pages of the file in its cache. Returns the sum of the numbers.
 fn race(site: &Site, total: u64, lock: Lock) -> u64 {
     let is_done = AtomicBool::new(false);
     let start = Instant::now();
@@ -105,7 +95,7 @@ fn race(site: &Site, total: u64, lock: Lock) -> u64 {
         for path in &site.paths {
             scope.spawn(|| {
                 let file = open(path);
-                // ORDERING: Relaxed. Only the end of the thread depends on the flag.
+                // ORDERING: Relaxed. The flag only ends the loop.
                 while !is_done.load(Ordering::Relaxed) {
                     file.metadata().expect("the file exists");
                     number(&file, 0);
@@ -121,7 +111,7 @@ fn race(site: &Site, total: u64, lock: Lock) -> u64 {
             })
             .collect();
         let results: Vec<_> = adders.into_iter().map(|adder| adder.join()).collect();
-        // ORDERING: Relaxed. See above.
+        // ORDERING: Relaxed. The flag only ends the loops of the readers.
         is_done.store(true, Ordering::Relaxed);
         results.into_iter().for_each(|result| result.expect("the thread has added"));
     });
@@ -142,8 +132,8 @@ fn no_addition_under_flock_is_lost() {
     assert_eq!(race(&site, additions(), flock_file), additions());
 }
 
-/// Threads on different mounts add to different numbers of one page at the same time, each under a
-/// lock of its number. No addition may be lost.
+/// Threads on different mounts add to different numbers of one page, each under a lock of its
+/// number. No addition may be lost.
 #[test]
 fn no_addition_under_locks_of_ranges_is_lost() {
     let Some(site) = Site::new(&[]) else { return };
@@ -162,8 +152,8 @@ fn control_additions_without_locks_are_lost() {
     assert!(race(&site, 300, no_lock) < 300);
 }
 
-/// A program waits for a lock that a program on another mount has. The server of the waiting mount
-/// asks again and again, and so learns of the unlock.
+/// The server of a waiting mount asks for the lock again and again, and so learns of the unlock on
+/// another mount.
 #[test]
 fn waiting_program_gets_the_lock_of_another_mount_soon() {
     let Some(site) = Site::new(&[]) else { return };
@@ -186,13 +176,11 @@ fn waiting_program_gets_the_lock_of_another_mount_soon() {
     }
     waits.sort();
     eprintln!("waits: median {:.1?}, at most {:.1?}", waits[waits.len() / 2], waits.last());
-    // The server of the waiting mount asks for the lock every 100 ms. A busy machine may take
-    // longer.
+    // The waiting server asks for the lock every 100 ms, but a busy machine may take longer.
     assert!(waits[waits.len() / 2] < Duration::from_secs(1), "{waits:?}");
 }
 
-/// A program waits for a lock, and the mount that has the lock is killed. The program must get the
-/// lock when the session of that mount is over.
+/// A killed mount must lose its lock when its session is over.
 #[test]
 fn lock_of_a_killed_mount_ends() {
     let Some(site) = Site::new(&[]) else { return };
@@ -205,9 +193,8 @@ fn lock_of_a_killed_mount_ends() {
     assert!(waited < Duration::from_secs(15), "{waited:?}");
 }
 
-/// A program locks a file, and the server of its mount is stopped for longer than its lease time.
-/// Meanwhile another mount gets the lock. Afterwards the old descriptor must fail with `EIO`, but
-/// the program must be able to open the file again.
+/// The server is stopped for longer than its lease time, and another mount gets the lock. Then the
+/// old descriptor must fail with `EIO`, but the file can be opened again.
 #[test]
 fn file_with_a_lost_lock_can_be_opened_again() {
     let Some(site) = Site::new(&[]) else { return };
@@ -231,8 +218,8 @@ fn file_with_a_lost_lock_can_be_opened_again() {
     assert_eq!(errno(write(&held, 4)), Some(libc::EIO));
 }
 
-/// The server ends the locks of an open file by its handle. So two open files of one file must have
-/// two handles, or a close by another program would end the lock.
+/// The server ends the locks of an open file by its handle. With one handle for two open files, a
+/// close by another program would end the lock.
 #[test]
 fn lock_of_fcntl_stays_when_another_program_closes_the_file() {
     let Some(site) = Site::new(&[]) else { return };

@@ -14,13 +14,11 @@ use crate::cluster::made;
 use crate::fixtures::{Folder, Server, can_mount};
 
 const NAMES: u64 = 200_000;
-/// The size of the cache, in bytes per name.
 const CACHE_BYTES: u64 = 67;
-/// The memory that a server needs beside its caches: the buffers and stacks of its threads.
+/// Buffers and stacks of threads need memory beside the caches.
 const BESIDE_KIB: u64 = 16 << 10;
 
-/// Makes directories with `names` names by SQL statements, because calls through a mount would take
-/// hours.
+/// Names are made by SQL statements, because calls through a mount would take hours.
 fn fill(postgres: &Postgres, names: u64) {
     let dirs = names / 2000;
     let node =

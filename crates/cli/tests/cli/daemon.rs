@@ -13,20 +13,17 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// The environment variable that tells a child process of the test its role: `command`, the command
-/// of `corewalk ipc exec`, or `stays`, the daemon that this command starts.
+/// The environment variable with the role of a child process: `command` (of `corewalk ipc exec`),
+/// or `stays` (the daemon that the command starts).
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
-/// The environment variable with the path of the file to which the test's daemon writes its
-/// results.
+/// The daemon writes its results to the file at this path.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
-/// The start of the line in which a child process prints the directory of the segments' memory.
+/// A child process prints this text before the directory of the segments' memory.
 const ATTACHED: &str = "attached below ";
 
-/// The code of two child processes that another test starts: the command of `exec`, and the daemon,
-/// which outlives it. The environment variable `ROLE` selects one. Without it, the test does
-/// nothing.
+/// Runs in two child processes of other tests. Without the variable `ROLE` it does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -34,12 +31,10 @@ fn process() {
         Ok("stays") => stay(),
         _ => return,
     }
-    // Exit here, so that the test harness does not print more.
+    // The test harness must not print more.
     std::process::exit(0);
 }
 
-/// The code of the command that `exec` runs. It starts the daemon, copies one line of its output,
-/// and ends.
 #[expect(clippy::zombie_processes, reason = "the child outlives this process")]
 fn start() {
     let mut command =
@@ -49,8 +44,6 @@ fn start() {
     println!("\n{ATTACHED}{}", read_attached_directory(stays.stdout.expect("the stream is piped")));
 }
 
-/// The code of the daemon. Attaches a segment, reads a byte from standard input, and attaches the
-/// segment again. Ends when standard input is closed.
 fn stay() {
     let id = shm::shmget(IPC_PRIVATE, 4096, 0o600).expect("the segment is created");
     shm::shmat(id, 0, 0).expect("the segment is attached");
@@ -63,11 +56,9 @@ fn stay() {
     let whole = found.with_extension("whole");
     fs::write(&whole, format!("{again:?}, {nattch:?}")).expect("the test's directory is writable");
     fs::rename(whole, found).expect("the test's directory is writable");
-    // Wait until the test closes the pipe or ends.
     let _bytes = input.read(&mut [0]);
 }
 
-/// Reads the line with the directory of the segments from `output`.
 fn read_attached_directory(output: impl Read) -> String {
     let mut lines = BufReader::new(output).lines().map_while(Result::ok);
     let folder = lines.find_map(|line| line.strip_prefix(ATTACHED).map(str::to_owned));
@@ -82,8 +73,7 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Runs the command `true` with `exec --shm`. At its start, `exec` removes the folders of segments
-/// that ended processes have left.
+/// A new `exec` removes the folders of segments that ended processes have left.
 fn exec() {
     assert!(run(corewalk(&["ipc", "exec", "--shm", "--", "true"])).status.success());
 }
@@ -99,8 +89,8 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let file = File::create(&stderr).expect("the test's directory is writable");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
     let mut exec_child: Child = command.spawn().expect("the program starts");
-    // The daemon runs until its standard input, a pipe, is closed. Keep the write end, so that the
-    // test decides when the daemon ends.
+    // The daemon ends when its standard input is closed, so the test keeps the write end of the
+    // pipe.
     let mut input = exec_child.stdin.take().expect("the stream is piped");
     let memory = PathBuf::from(read_attached_directory(
         exec_child.stdout.take().expect("the stream is piped"),

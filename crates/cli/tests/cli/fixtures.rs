@@ -13,13 +13,12 @@ use corewalk_base::primitives::{
 };
 use corewalk_testkit::require::{has_fuse, has_root};
 
-/// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_corewalk");
 
 /// How long a test waits for the program before it fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A temporary directory. Dropping it unmounts all mounts below it and removes it.
+/// Dropping the directory unmounts all mounts below it and removes it.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -37,15 +36,12 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Returns the mount points below the directory.
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let table = mount_table();
         let paths = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
         paths.filter(|path| path.starts_with(&self.0)).collect()
     }
 
-    /// Asserts that the command fails with `status`, prints nothing on standard error but one line
-    /// that contains `words`, and leaves no mount below the directory.
     pub(crate) fn assert_refused(&self, command: Command, status: i32, words: &str) {
         let before = self.mounts();
         let shown = format!("{command:?}");
@@ -71,34 +67,30 @@ impl Drop for Folder {
     }
 }
 
-/// A server in the foreground. Dropping this value kills it.
 pub(crate) struct Server {
     child: Child,
-    /// The line that the server printed when its mount was ready, or an empty one if the server has
-    /// failed.
+    /// Empty if the server has failed.
     pub(crate) line: String,
 }
 
 impl Server {
-    /// Mounts a tmpfs on `path`.
     pub(crate) fn start(arguments: &[&str], path: &Path) -> Server {
         Server::of("tmpfs", arguments, path)
     }
 
-    /// Mounts `source` on `path`.
     pub(crate) fn of(source: &str, arguments: &[&str], path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
         command.arg(path).args(arguments);
         Server::run(command)
     }
 
-    /// Runs a command that serves a mount. Waits until the command prints that the mount is ready.
+    /// Waits until the command prints that the mount is ready.
     pub(crate) fn run(mut command: Command) -> Server {
         command.stderr(Stdio::null());
         Server::spawn(command)
     }
 
-    /// Mounts `source` on `path`. The server writes its warnings to `stderr`.
+    /// The server writes its warnings to `stderr`.
     pub(crate) fn with_stderr(stderr: File, source: &str, path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
         command.arg(path).stderr(stderr);
@@ -118,7 +110,6 @@ impl Server {
         self.child.id()
     }
 
-    /// Returns the resident memory of the server.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()));
         let status = status.expect("the status is read");
@@ -150,8 +141,7 @@ pub(crate) fn corewalk(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns a command to run the program with `/dev/full` as its standard output, so that each write
-/// fails with `ENOSPC`.
+/// Each write to `/dev/full` fails with `ENOSPC`.
 pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" > /dev/full", "sh", PROGRAM]).args(arguments);
@@ -159,7 +149,7 @@ pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     command
 }
 
-/// Waits for the end of a child for at most [`LIMIT`], and returns its exit status.
+/// Waits at most [`LIMIT`].
 pub(crate) fn wait(child: &mut Child) -> ExitStatus {
     let start = Instant::now();
     loop {
@@ -187,7 +177,6 @@ pub(crate) fn run(mut command: Command) -> Output {
     Output { status, stdout, stderr }
 }
 
-/// Returns the counter `name` of the mount at `path`.
 pub(crate) fn counter(path: &Path, name: &str) -> u64 {
     let mut text = [0; 4096];
     let attribute = corewalk_fuse::XATTR_STAT;
@@ -196,9 +185,8 @@ pub(crate) fn counter(path: &Path, name: &str) -> u64 {
     counters[name].as_u64().expect("a counter")
 }
 
-/// Returns the mount table, `/proc/self/mountinfo`.
 pub(crate) fn mount_table() -> String {
-    // Read the mount table as bytes, because its paths need not be UTF-8.
+    // Paths in the mount table need not be UTF-8.
     let table = fs::read("/proc/self/mountinfo").expect("the mount table can be read");
     String::from_utf8_lossy(&table).into_owned()
 }
@@ -208,7 +196,6 @@ pub(crate) fn is_mounted(path: &Path) -> bool {
     mount_table().lines().any(|line| line.split(' ').nth(4) == Some(path))
 }
 
-/// Returns true if the tests may mount as root. If not, prints a message that the test is skipped.
 pub(crate) fn can_mount() -> bool {
     has_fuse() && has_root()
 }

@@ -12,7 +12,6 @@ use corewalk_testkit::require::has_program;
 
 use crate::fixtures::{Folder, LIMIT, PROGRAM, can_mount, corewalk, is_mounted, run};
 
-/// Returns a directory with a link `mount.corewalk` to the program.
 fn scene() -> Folder {
     let folder = Folder::new();
     std::os::unix::fs::symlink(PROGRAM, folder.path("mount.corewalk"))
@@ -65,8 +64,8 @@ fn helper_exits_with_the_statuses_of_mount() {
     assert!(!folder.path("m").exists() && folder.mounts().is_empty());
 }
 
-/// Each command line that mount(8) builds for a line of fstab must be accepted, or refused with a
-/// one-line message. With `-f` the program mounts nothing.
+/// Random command lines of mount(8) must be accepted, or refused with one line. With `-f` the
+/// program mounts nothing.
 #[test]
 fn fuzz_lines_of_fstab_are_accepted_or_refused_with_one_line() {
     let folder = scene();
@@ -111,8 +110,8 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// A URL contains `=`. mount(8) takes a source with `=` for a tag such as `LABEL=` only if it knows
-/// the tag, so it must accept the URL.
+/// The URL of a cluster file system contains `=`. mount(8) must not take it for a tag such as
+/// `LABEL=`.
 #[test]
 fn line_of_fstab_with_the_url_of_a_cluster_file_system_is_mounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -137,10 +136,10 @@ umount m
     assert_eq!(run_in_mount_namespace(&script, &folder), "");
 }
 
-/// A mount or a check of a store directly after umount(8) must wait for the old server, which has
-/// not yet written its last commit.
+/// After umount(8), the old server may still write its last commit. A new mount or a check must
+/// wait for it.
 ///
-/// The test runs in a mount namespace, so that no other process has a copy of the mount.
+/// No other process has a copy of a mount in the test's own mount namespace.
 #[test]
 fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {
@@ -161,7 +160,6 @@ umount m
     assert_eq!(run_in_mount_namespace(script, &folder), "");
 }
 
-/// Links the program into an empty `/sbin` and creates the mount point `m`.
 const SET_UP: &str = r#"
 set -eu
 mount -t tmpfs none /sbin
@@ -169,7 +167,6 @@ ln -s "$1" /sbin/mount.corewalk
 mkdir m
 "#;
 
-/// Runs [`SET_UP`] and then `script` in a new mount namespace. Returns their standard error.
 fn run_in_mount_namespace(script: &str, folder: &Folder) -> String {
     let script = [SET_UP, script].concat();
     let mut command = Command::new("unshare");

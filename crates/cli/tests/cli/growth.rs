@@ -15,19 +15,15 @@ use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use crate::fixtures::{Folder, LIMIT, Server, can_mount, counter};
 
 const REQUESTS: u64 = 60_000;
-/// The number of times that the tree is changed and removed.
 const ROUNDS: u64 = 10;
-/// After this number of rounds, the test records the sizes with which it compares those at the end.
-/// By then the server has touched its memory and has filled its caches.
+/// In the first rounds, the server touches its memory and fills its caches. Only later growth
+/// counts.
 const WARM_UP: u64 = 4;
-/// Calls between two looks at the number of requests.
 const CALLS: u32 = 500;
 const NAMES: u64 = 24;
-/// How much more resident memory the server may have at the end, in KiB. An allocator returns
-/// memory to the system late.
+/// An allocator returns memory to the system late.
 const SLACK_KIB: u64 = 4096;
 
-/// The resources that a server uses.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     resident_kib: u64,
@@ -47,7 +43,6 @@ impl Sizes {
         }
     }
 
-    /// Returns true if nothing is larger than in `before`.
     fn is_within(&self, before: &Sizes) -> bool {
         self.resident_kib <= before.resident_kib + SLACK_KIB
             && self.descriptors <= before.descriptors
@@ -56,7 +51,7 @@ impl Sizes {
     }
 }
 
-/// Makes one random call in `dir`. Most calls may fail, since the names are random, too.
+/// Names are random, so most calls may fail.
 fn call(rng: &mut Rng, dir: &Path) {
     let name = |rng: &mut Rng| dir.join(format!("n{}", rng.below(NAMES)));
     let (one, two) = (name(rng), name(rng));
@@ -73,7 +68,7 @@ fn call(rng: &mut Rng, dir: &Path) {
         10 => drop(fs::set_permissions(&one, fs::Permissions::from_mode(0o640))),
         11 => drop(fs::read_dir(dir).map(Iterator::count)),
         12 => drop(rustix::fs::setxattr(&one, "user.x", b"y", rustix::fs::XattrFlags::empty())),
-        // Write to a file that was removed while it is open.
+        // The file was removed while it is open.
         _ => {
             if let Ok(file) = File::create(&one) {
                 drop((fs::remove_file(&one), file.write_at(b"removed", 4000)));
@@ -82,7 +77,6 @@ fn call(rng: &mut Rng, dir: &Path) {
     }
 }
 
-/// Changes the tree until the server has served `requests` requests, and removes the tree.
 fn round(mount: &Path, seed: Seed, requests: u64) {
     let threads: Vec<_> = (0..2)
         .map(|at| {
@@ -100,7 +94,6 @@ fn round(mount: &Path, seed: Seed, requests: u64) {
     threads.into_iter().for_each(|thread| thread.join().expect("the thread ends"));
 }
 
-/// Mounts `source`, makes all rounds, and compares the sizes.
 fn check(source: &str, total: u64) {
     let folder = Folder::new();
     let (seed, mount) = (Seed::choose(), folder.path("m"));
@@ -109,8 +102,7 @@ fn check(source: &str, total: u64) {
     let mut warm = None;
     for at in 1..=ROUNDS {
         round(&mount, Seed(seed.0.wrapping_add(at)), total * at / ROUNDS);
-        // Wait a little: the kernel tells the server only after a while that it has forgotten an
-        // inode.
+        // The kernel tells the server late that it has forgotten an inode.
         let begin = Instant::now();
         while counter(&mount, "lookups") > 0 {
             assert!(begin.elapsed() < LIMIT, "the kernel holds files of the removed tree");

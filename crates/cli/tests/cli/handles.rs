@@ -18,27 +18,19 @@ use rustix::mount::{MountFlags, mount_remount};
 
 use crate::fixtures::{Folder, Server, can_mount, run};
 
-/// The paths of the tested files, relative to the root of the mount. The second field is true for a
-/// directory.
 const FILES: [(&str, bool); 5] =
     [("a", true), ("a/b", true), ("a/b/c", true), ("a/b/c/file", false), ("top", false)];
-/// The extended attribute of a mount's root that makes the server evict all unused entries.
+/// Setting this attribute on the root makes the server evict all unused entries.
 const PRUNE: &str = "user.corewalk.prune";
 
-/// The caches that a test drops before it opens a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forgotten {
-    /// The cache of the kernel.
     ByKernel,
-    /// The caches of both the kernel and the server.
     ByBoth,
 }
 
-/// Drops the unused entries of `mount` from the cache of the kernel. With `Forgotten::ByBoth`, also
-/// drops them from the cache of the server.
-///
-/// A remount drops only the kernel's entries of `mount`, whereas `/proc/sys/vm/drop_caches` would
-/// drop those of all file systems.
+/// A remount drops only the kernel's entries of one mount. `/proc/sys/vm/drop_caches` would drop
+/// those of all file systems.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
         // The first of two passes evicts the entries in directories. Only then can the second pass
@@ -66,8 +58,6 @@ fn make_files(root: &Path) {
     }
 }
 
-/// Opens a file by its handle. Returns the content of a regular file. For a directory returns its
-/// path and the names in it.
 fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     let root = File::open(mount).expect("the root can be opened");
     let mut file = File::from(handle.open(root.as_fd(), OFlags::RDONLY)?);
@@ -100,7 +90,6 @@ fn resolve(mount: &Path, handle: &FileHandle) -> Result<String, Errno> {
     Ok(format!("{} {names:?}", place.display()))
 }
 
-/// A mounted file system at `at`: the one under test, or the kernel's tmpfs (the oracle).
 struct Site {
     at: PathBuf,
     _server: Option<Server>,
@@ -138,9 +127,6 @@ impl Site {
     }
 }
 
-/// Takes file handles of all files, and opens each handle three times: immediately, after some
-/// files were moved, and after some were replaced. Drops the caches before each open. Returns all
-/// results.
 fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<String, Errno>> {
     let site = Site::new(source, options);
     let (at, path) = (&site.at, |name: &str| site.at.join(name));
@@ -150,14 +136,13 @@ fn collect_resolved(source: &str, options: &str, what: Forgotten) -> Vec<Result<
     let mut all = vec![];
     let mut look = || {
         for handle in handles.iter().chain([&root]) {
-            // Drop the caches before each open. Otherwise the server could find the file by an
-            // entry from an earlier open.
+            // An entry from an earlier open could lead the server to the file, so the caches are
+            // dropped first.
             site.forget(what);
             all.push(resolve(at, handle));
         }
     };
     look();
-    // Move files to another directory and give them other names.
     fs::create_dir(path("d")).expect("the directory is created");
     fs::rename(path("a/b"), path("d/moved")).expect("both exist");
     fs::rename(path("top"), path("d/moved/top")).expect("both exist");
@@ -205,22 +190,19 @@ fn handles_of_a_host_directory_lead_to_their_files_when_all_is_forgotten() {
     assert_as_oracle("host", "no_default_permissions");
 }
 
-/// A stale handle of a removed file must not reach a new file. The host reuses the inode number
-/// immediately, and the times of both files may be equal, because file clocks tick slowly. Trap P11
-/// in `traps.md`.
+/// The host may reuse the inode number of a removed file for a new file with equal times. The stale
+/// handle must not reach the new file. Trap P11 in `traps.md`.
 #[test]
 fn handle_of_a_removed_file_never_leads_to_one_with_its_number() {
     if !can_mount() {
         return;
     }
-    // Set the timeouts of the kernel's cache to 0, so that the kernel asks the server for each
-    // lookup. The test replaces the file on the host without a notification to the kernel.
+    // The host replaces the file without a notification, so the kernel must cache nothing.
     let site = Site::new("host", "entry_timeout=0,attr_timeout=0");
     let (mount, host) = (site.at.join("f"), site.folder.path("source").join("f"));
     let root = File::open(&site.at).expect("the root can be opened");
     let (mut numbers, mut handles) = (std::collections::BTreeSet::new(), vec![]);
     for round in 0..300 {
-        // Create the file alternately through the mount and on the host.
         let path = if round % 2 == 0 { &mount } else { &host };
         fs::write(path, "text").expect("the file is created");
         numbers.insert(fs::metadata(&host).expect("the file exists").ino());
@@ -262,8 +244,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
             skip(Need::Machine, "the host is no ext4");
             return;
         }
-        // A file handle of FUSE consists of words of 32 bits: the high and the low half of the
-        // inode number, and the generation.
+        // A file handle of FUSE is the high and the low half of the inode number, and the
+        // generation, as words of 32 bits.
         let ino = fs::metadata(path).expect("the file exists").ino();
         let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
         let forged = [&words, &outside.bytes()[4..8]].concat();
@@ -271,8 +253,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // Counter-check of the format: a handle that is built in the same way for a file inside the
-    // shared directory must equal the kernel's handle for this file.
+    // The handle that the test builds for a file inside the shared directory must equal the
+    // kernel's handle.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

@@ -17,8 +17,6 @@ struct Shared {
 }
 
 impl Shared {
-    /// Copies the program and the library. Returns None, with a message, if the test does not run
-    /// as root, or if one of `programs` is missing.
     fn new(programs: &[&str]) -> Option<Self> {
         if !has_root() || !programs.iter().all(|program| has_program(program)) {
             return None;
@@ -54,8 +52,8 @@ fn rows(shown: &str) -> Vec<String> {
     rows.map(|row| row.split_whitespace().skip(2).take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// After su(1) and setpriv(1) have changed the user of a program, it must still reach the
-/// namespace. Trap X4 in `traps.md`.
+/// A program must reach the namespace after su(1) or setpriv(1) has changed its user. Trap X4 in
+/// `traps.md`.
 #[test]
 fn program_that_changes_its_user_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "setpriv", "su"]) else { return };
@@ -67,15 +65,14 @@ fn program_that_changes_its_user_stays_in_the_namespace() {
     for command in [&setpriv[..], &dropped, &su] {
         assert_eq!(rows(&shared.said(command)), ["nobody 644"], "{command:?}");
     }
-    // Root makes a semaphore set with mode 600. User 65534 may not remove it.
+    // User 65534 may not remove root's semaphore set with mode 600.
     let script = "ipcmk -S 1 -p 600 > /dev/null; setpriv --reuid 65534 --clear-groups ipcrm -s 0";
     let output = shared.exec(&[], &["sh", "-c", script]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("ermission denied"), "{output:?}");
 }
 
-/// A program that has changed its user must be able to make and attach segments. The new user may
-/// not enter the folder above that of segments, but the program has inherited a descriptor of the
-/// folder of segments.
+/// The new user may not enter the outer folder of segments. With the inherited descriptor, the
+/// program must make and attach segments all the same.
 #[test]
 fn program_that_changes_its_user_makes_and_attaches_segments() {
     let Some(shared) = Shared::new(&["perl", "setpriv"]) else { return };
@@ -119,8 +116,8 @@ fn program_in_a_user_namespace_stays_in_the_namespace() {
     assert_eq!(rows(&made), ["root 644"]);
 }
 
-/// If a program enters another pid namespace, its IPC calls must fail, and the program must
-/// continue. In the IPC namespace, the program's new pid would stand for another process.
+/// A pid from another pid namespace would stand for another process in the IPC namespace. So IPC
+/// calls must fail, and the program must continue.
 #[test]
 fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare"]) else { return };
@@ -136,8 +133,8 @@ fn program_in_a_pid_namespace_is_told_so_and_goes_on() {
     assert!(said.contains("Function not implemented"), "{said}");
 }
 
-/// A program must reach the namespace even if its parent, here a Python interpreter, closes all
-/// descriptors before it starts the program.
+/// A parent such as a Python interpreter closes all descriptors before it starts a program. The
+/// program must reach the namespace all the same.
 #[test]
 fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     let Some(shared) = Shared::new(&["ipcmk", "python3", "setpriv"]) else { return };
@@ -146,8 +143,7 @@ fn program_whose_parent_closes_descriptors_stays_in_the_namespace() {
     assert_eq!(shared.said(&["python3", "-c", script]), "Message queue id: 0\n");
 }
 
-/// If the namespace's file belongs to another user, `exec` must refuse it and not start the
-/// command. That also holds if every user may write to the file.
+/// `exec` must refuse a file of another user, even if every user may write to it.
 #[test]
 fn file_of_another_user_is_refused_at_the_start() {
     let Some(shared) = Shared::new(&["setpriv"]) else { return };
@@ -161,8 +157,8 @@ fn file_of_another_user_is_refused_at_the_start() {
     shared.folder.assert_refused(other, 1, "belongs to another user");
 }
 
-/// If `/dev/shm` is full, as happens easily in a container, calls must fail, but the program must
-/// not be killed.
+/// `/dev/shm` is easily full in a container. Then calls must fail, but the program must not be
+/// killed.
 #[test]
 fn full_file_system_is_an_error() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare", "mount"]) else { return };
@@ -204,15 +200,13 @@ fn full_file_system_is_an_error() {
         assert!(said.contains(part), "{part} in {said}{error}");
     }
     assert!(!said.contains("failed: 1"), "{said}");
-    // After a failed call, ipcmk(1) ends with status 1. A status above 128 would mean that a signal
-    // has killed it.
+    // If a signal had killed ipcmk(1), its status would be above 128.
     let statuses: Vec<&str> =
         said.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert!(!statuses.is_empty() && statuses.iter().all(|status| *status == "1"), "{said}");
 }
 
-/// A damaged namespace must be listed until `rm --purge` removes it, although no process can join
-/// it any more.
+/// No process can join a damaged namespace, but it must be listed until `rm --purge` removes it.
 #[test]
 fn damaged_namespace_is_listed_and_purged() {
     let folder = Folder::new();
@@ -220,8 +214,8 @@ fn damaged_namespace_is_listed_and_purged() {
     let name = format!("damaged-{}", std::process::id());
     let named = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
     let path = folder.path("namespace");
-    // The header of the namespace starts at byte 64. Its fifth word of 8 bytes is the boot id, and
-    // the ninth is the capacity.
+    // From byte 64 on, a namespace's header has words of 8 bytes. The fifth is the boot id, and the
+    // ninth is the capacity.
     let damages: [fn(&File); 4] = [
         |file| file.write_all_at(&[7; 8], 64 + 4 * 8).expect("it is open"),
         |file| file.write_all_at(&[7; 8], 64 + 8 * 8).expect("it is open"),
@@ -240,8 +234,8 @@ fn damaged_namespace_is_listed_and_purged() {
             assert_eq!(listed.contains(&name), word == name, "{listed}");
             let purged = run(corewalk(&["ipc", "rm", "--namespace", word, "--purge"]));
             if word != name && at == 3 {
-                // `rm --purge PATH` must refuse a file without the header of a namespace, because
-                // PATH may be any other file of the user.
+                // `rm --purge PATH` must refuse a file that is no namespace, because PATH may be
+                // any file of the user.
                 assert_eq!(purged.status.code(), Some(1));
                 fs::remove_file(path).expect("it is ours");
                 fs::remove_dir_all(path.with_extension("shm")).expect("it is ours");

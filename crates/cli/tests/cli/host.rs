@@ -8,8 +8,8 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, run};
 
-/// With these mount options the kernel caches nothing, so outdated results come from the cache of
-/// the server.
+/// With these options the kernel caches nothing, so outdated results come from the cache of the
+/// server.
 const KEEP_NOTHING: &str = "entry_timeout=0,attr_timeout=0";
 
 fn mounted(folder: &Folder, options: &str) -> Server {
@@ -52,8 +52,6 @@ fn files_come_and_go(host: &Path, mount: &Path) {
     fs::remove_file(host.join("file")).expect("the file exists");
     assert_eq!(kind_of(read("file")), missing);
     assert_eq!(kind_of(fs::remove_file(mount.join("file"))), missing);
-    // The server has cached that the name `file` does not exist. It must find the file that the
-    // host creates now.
     fs::write(host.join("file"), "three").expect("the file is created");
     assert_eq!(kind_of(File::create_new(mount.join("file"))), Some(ErrorKind::AlreadyExists));
     let mut opened = OpenOptions::new();
@@ -93,8 +91,8 @@ fn directories_come_and_go(host: &Path, mount: &Path) {
     assert_eq!(names.iter().map(|entry| entry.file_name()).collect::<Vec<_>>(), ["c", "link"]);
 }
 
-/// If another file system is mounted on a directory `m` of the host, the server refuses lookups of
-/// `m`. A listing must still show `m` and the names after it.
+/// The server does not enter a file system that is mounted in its directory. A listing must still
+/// show the mount point and the names after it.
 #[test]
 fn directory_with_another_file_system_in_it_is_listed() {
     if !can_mount() {
@@ -124,8 +122,7 @@ fn directory_with_another_file_system_in_it_is_listed() {
         let is_found = |name: &str| fs::metadata(folder.path("m").join(name)).is_ok();
         assert_eq!(["a", "m", "z"].map(is_found), [true, false, true]);
         drop(listed);
-        // umount(8) must succeed for the tmpfs inside `host` and for the server's own mount. It
-        // would fail if the server still had a descriptor open in one of them.
+        // umount(8) fails if the server still has a descriptor open in the file system.
         for path in [host.join("m"), folder.path("m")] {
             let umount = Command::new("umount").arg(&path).output().expect("umount runs");
             assert!(umount.status.success(), "{}", String::from_utf8_lossy(&umount.stderr));
@@ -135,9 +132,8 @@ fn directory_with_another_file_system_in_it_is_listed() {
     }
 }
 
-/// If a file system is mounted inside the shared directory, the server must not enter it, nor send
-/// it any request. In this test it is the server's own mount: a request would make the server wait
-/// for itself.
+/// If a server's own mount is inside the shared directory, a request to it would wait for the
+/// server itself. So the server must not enter it.
 #[test]
 fn mount_point_below_its_own_source_does_not_wait_for_itself() {
     if !can_mount() {
@@ -190,20 +186,18 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// Checks that the server shows current attributes if the shared directory is itself on a FUSE
-/// mount. There attributes change without a notice to the kernel.
+/// The shared directory is on another FUSE mount, whose attributes change without a notice to the
+/// kernel. The server must show current ones.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // Two mounts: the lower one serves the directory `host`, and the upper one serves the mount
-    // point of the lower one. The test changes attributes on the host, and checks that the upper
-    // mount shows them.
+    // The upper mount serves the mount point of the lower one.
     //
-    // The long entry timeout of the lower mount prevents lookups in it. Lookups would renew its
-    // attributes, and so hide an error of the upper mount.
+    // Lookups in the lower mount would renew its attributes, and so hide an error of the upper
+    // mount. A long entry timeout prevents them.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");
@@ -215,9 +209,7 @@ fn directory_on_another_mount_shows_its_current_attributes() {
     }
 }
 
-/// A client with many open files must not make other calls fail. The server may have 64
-/// descriptors. After open(2) has failed with `ENFILE`, calls on other files must succeed. Trap X10
-/// in `traps.md`.
+/// A client with many open files must not make other calls fail. Trap X10 in `traps.md`.
 #[test]
 fn client_with_many_open_files_does_not_stop_other_calls() {
     if !can_mount() {
@@ -272,8 +264,6 @@ fn working_directory_that_the_host_renames_can_be_used() {
     let mut server = mounted(&folder, KEEP_NOTHING);
     fs::create_dir_all(host.join("a/held")).expect("the directories are created");
     fs::write(host.join("a/held/file"), "text").expect("the file is created");
-    // Make so many directories that a listing of them makes the server close its descriptor of the
-    // client's working directory.
     for i in 0..200 {
         fs::create_dir(host.join(format!("d{i}"))).expect("the directory is created");
     }

@@ -39,8 +39,8 @@ fn folder_is_no_name_of_a_namespace() {
     }
 }
 
-/// `exec` must refuse a file that is not the preload library. The loader would only print a
-/// warning, and the command would use the kernel's objects.
+/// If the file is not the preload library, the loader only prints a warning, and the command uses
+/// the kernel's objects. So `exec` must refuse it.
 #[test]
 fn exec_refuses_what_is_not_the_library() {
     let folder = Folder::new();
@@ -58,8 +58,7 @@ fn exec_refuses_what_is_not_the_library() {
     folder.assert_refused(exec(), 1, "f2: not the preload library of corewalk");
     fs::copy(&library, path).expect("a copy");
     assert!(run(exec()).status.success(), "the control");
-    // Change the machine number in the ELF header, so that the library seems to be built for
-    // another machine.
+    // The changed byte is the machine number in the ELF header.
     let mut bytes = fs::read(library).expect("it is there");
     bytes[18] ^= 1;
     fs::write(path, bytes).expect("a file");
@@ -72,18 +71,16 @@ fn libraries() -> (PathBuf, PathBuf) {
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // `exec` must refuse libgcc. The C library would not do for this test, because it can also be
-    // run as a program.
+    // A library that is no program is needed for this test, and the C library can also be run as a
+    // program.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
 
-/// Paths of test files in `/dev/shm`. Dropping the value removes the files.
+/// Dropping the value removes the files.
 struct Planted(Vec<PathBuf>);
 
 impl Planted {
-    /// Returns the path of the file of the IPC namespace `name`. Dropping `Planted` removes the
-    /// file.
     fn path(&mut self, name: &str) -> PathBuf {
         let user = rustix::process::geteuid().as_raw();
         let path = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}"));
@@ -100,8 +97,8 @@ impl Drop for Planted {
     }
 }
 
-/// Every command must refuse a named namespace whose file belongs to another user. That user could
-/// read all messages in it, even those of root.
+/// The owner of a namespace's file could read all messages in it, even those of root. So every
+/// command must refuse another user's file.
 #[test]
 fn name_that_another_user_has_taken_is_refused() {
     if !has_root() {
@@ -150,8 +147,8 @@ fn name_that_another_user_has_taken_is_refused() {
         .status
         .success()
     );
-    // Every command must refuse a symbolic link in the place of a namespace's file, since the link
-    // could lead to any file of the user.
+    // A symbolic link in the place of a namespace's file could lead to any file of the user, so it
+    // must be refused.
     let link = format!("link-{}", std::process::id());
     fs::write(folder.path("file"), "").expect("a file");
     std::os::unix::fs::symlink(folder.path("file"), planted.path(&link)).expect("a link");
@@ -196,8 +193,7 @@ fn namespace_with_a_path_is_shown_and_removed() {
     }
 }
 
-/// `ls` must show a queue, a segment and a set that ipcmk(1) has created, and `rm` must remove
-/// them.
+/// Objects that ipcmk(1) has created must be listed and removed.
 #[test]
 fn objects_of_a_program_are_shown_and_removed() {
     if !has_program("ipcmk") {
@@ -259,8 +255,8 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     let exec = corewalk(&["ipc", "exec", "--namespace", path, "--shm", "--", "true"]);
     folder.assert_refused(exec, 1, "needs a folder of this name");
     fs::remove_file(format!("{path}.shm")).expect("a folder of ours");
-    // `exec` must not use a folder for segments that all users may enter, because they could then
-    // read all segments.
+    // `exec` must refuse a folder for segments that all users may enter, because they could read
+    // all segments.
     fs::create_dir(format!("{path}.shm")).expect("a folder of ours");
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(format!("{path}.shm"), open).expect("a folder of ours");
@@ -268,8 +264,7 @@ fn shared_memory_is_refused_where_its_folder_cannot_be() {
     folder.assert_refused(exec, 1, "is open to users who may not read the namespace");
 }
 
-/// Checks that the tables of `ipc ls` have the columns and cells of ipcs(1), and that the messages
-/// of `ipc rm` are those of ipcrm(1).
+/// Columns and messages must be those of ipcs(1) and ipcrm(1).
 #[test]
 fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     use corewalk_ipc::{Cred, GetFlags, MsgFlags, Namespace, NamespaceOptions, SemBuf, SemFlags};
@@ -323,8 +318,8 @@ fn objects_are_shown_and_removed_in_the_forms_of_ipcs() {
     assert!(removed.status.success() && task.sem_getall(set).is_err());
 }
 
-/// If `exec --shm` was killed, `ls` and `rm` must remove the files that it has left, as the next
-/// `exec` does.
+/// `ls` and `rm` must remove the files that a killed `exec --shm` has left, as the next `exec`
+/// does.
 #[test]
 fn files_that_killed_processes_leave_go_with_ls_and_rm() {
     let user = rustix::process::geteuid().as_raw();
@@ -336,7 +331,7 @@ fn files_that_killed_processes_leave_go_with_ls_and_rm() {
     };
     of(&["exec", "--shm", "--namespace", &name, "--", "true"]);
     let marks = PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{name}.shm/segments"));
-    // Use a pid that is too high for any process.
+    // The pid is too high for any process.
     let mark = marks.join(format!("exec-{}", i32::MAX));
     let commands: [&[&str]; 3] =
         [&["ls"], &["ls", "--namespace", &name], &["rm", "-a", "--namespace", &name]];

@@ -14,7 +14,6 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, LIMIT, Server, can_mount, corewalk, counter, run};
 
-/// Two file systems in two databases of one server.
 struct Pair {
     folder: Folder,
     urls: [String; 2],
@@ -22,7 +21,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Makes them. Returns None without PostgreSQL, root or FUSE.
+    /// Returns None without PostgreSQL, root or FUSE.
     fn new() -> Option<Pair> {
         if !can_mount() || !has_root() {
             return None;
@@ -47,7 +46,6 @@ impl Pair {
     }
 }
 
-/// Returns the command `corewalk cluster junction PATH` with more arguments.
 fn junction(path: &Path, arguments: &[&str]) -> Command {
     let mut command = corewalk(&["cluster", "junction"]);
     command.arg(path).args(arguments);
@@ -81,8 +79,7 @@ fn junction_joins_two_databases() {
     let device = |path: &Path| fs::metadata(path).expect("the directory exists").dev();
     wait_for("the other mount crosses", || device(&second.join("a/j")) != device(&second));
 
-    // To create a file below the junction takes one SQL statement in the database to which the
-    // junction leads, and none in the database above it.
+    // A call below a junction must cost no SQL statement in the database above it.
     let place = first.join("a/j");
     let counts = || [&first, &place].map(|path| counter(path, "cluster_statements"));
     let before = counts();
@@ -90,7 +87,6 @@ fn junction_joins_two_databases() {
         fs::File::create(place.join(number.to_string())).expect("the file is made");
     }
     let after = counts();
-    // Each mount may also send statements that renew its leases or search for new junctions.
     assert!(after[0] - before[0] <= 2, "{before:?} {after:?}");
     assert!((100..=102).contains(&(after[1] - before[1])), "{before:?} {after:?}");
     assert_eq!(fs::read_dir(second.join("a/j")).expect("it is listed").count(), 100);
@@ -124,8 +120,8 @@ fn junctions_are_mounted_with_the_mount_and_end_with_it() {
     let made = run(junction(&path.join("j"), &[&pair.urls[1]]));
     assert_eq!(made.status.code(), Some(0), "{}", String::from_utf8_lossy(&made.stderr));
     fs::write(path.join("j/f"), "text").expect("the file is written");
-    // The command must fail for a junction that leads back to the first file system, because it
-    // would make an endless path.
+    // A junction that leads back to the first file system would make an endless path, so it must be
+    // refused.
     fs::create_dir(path.join("j/back")).expect("the directory is made");
     let looped = run(junction(&path.join("j/back"), &[&pair.urls[0]]));
     assert_eq!(looped.status.code(), Some(1));

@@ -12,12 +12,10 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
 
-/// Sets a file size limit of 20 MiB. The unit of `ulimit -f` is 512 bytes.
+/// 20 MiB. The unit of `ulimit -f` is 512 bytes.
 const FILE_LIMIT: &str = "ulimit -f 40960";
-/// The same limit in bytes.
 const FILE_BYTES: u64 = 40_960 * 512;
 
-/// Returns a command that first sets a limit in a shell, and then runs the program.
 fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{limit}; exec \"$0\" \"$@\""), PROGRAM]).args(arguments);
@@ -25,8 +23,8 @@ fn limited<S: AsRef<OsStr>>(limit: &str, arguments: impl IntoIterator<Item = S>)
     command
 }
 
-/// A write over the file size limit of the server must fail with `EFBIG` for the client, and the
-/// server must continue. Trap X10 in `traps.md`.
+/// A write over the file size limit of the server must fail with `EFBIG`, and the server must
+/// continue. Trap X10 in `traps.md`.
 #[test]
 fn write_over_the_file_limit_of_the_server_is_efbig() {
     if !can_mount() {
@@ -40,8 +38,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
             "store" => format!("store:{}", dir.display()),
             _ => dir.display().to_string(),
         };
-        // Mount without passthrough: with it, the kernel would write the file for the client, under
-        // the limit of the client.
+        // With passthrough, the kernel would write the file for the client, and the server's limit
+        // would not apply.
         let options = ["-o".as_ref(), "no_passthrough".as_ref()];
         let arguments = ["mount".as_ref(), source.as_ref(), path.as_os_str()];
         let mut server = Server::run(limited(FILE_LIMIT, arguments.into_iter().chain(options)));
@@ -68,8 +66,8 @@ fn write_over_the_file_limit_of_the_server_is_efbig() {
     }
 }
 
-/// `ipc exec` and `ipc serve` must report an error if the file of a new namespace would exceed the
-/// file size limit. The limit must not kill them by SIGXFSZ. Trap X10 in `traps.md`.
+/// `ipc exec` and `ipc serve` must report that a new namespace exceeds the file size limit. SIGXFSZ
+/// must not kill them. Trap X10 in `traps.md`.
 #[test]
 fn namespace_over_the_file_limit_is_reported() {
     let folder = Folder::new();
@@ -81,8 +79,8 @@ fn namespace_over_the_file_limit_is_reported() {
     }
 }
 
-/// If a new segment would exceed the file size limit of the program that makes it, the call must
-/// fail. The limit must not kill the program by SIGXFSZ. Trap X10 in `traps.md`.
+/// A call must fail if its new segment exceeds the file size limit. SIGXFSZ must not kill the
+/// program. Trap X10 in `traps.md`.
 #[test]
 fn segment_over_the_file_limit_is_an_error() {
     if !has_program("ipcmk") {

@@ -1,5 +1,5 @@
-//! Tests of the mount option `local_lock=none`, with which a program on the mount and a program in
-//! the mounted host directory see each other's file locks.
+//! Tests of the mount option `local_lock=none`. With it, programs on the mount and in the mounted
+//! host directory see each other's file locks.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -14,8 +14,6 @@ use crate::fixtures::{Folder, Server, can_mount};
 
 const TRY_WRITE: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
-/// Mounts a directory with the file `f`. Calls `test` with the paths of the file in the mount and
-/// in the directory.
 fn with_mount(options: &[&str], test: impl FnOnce(&Path, &Path)) {
     if !can_mount() {
         return;

@@ -33,7 +33,6 @@ fn mount_prints_one_line_and_ends_on_a_signal() {
     }
 }
 
-/// Returns a signal mask of a process from `/proc/PID/status`.
 fn mask(pid: &str, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let mask = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line is read");
@@ -79,8 +78,8 @@ fn copy_in_another_namespace_does_not_delay_the_end() {
     assert!(!is_mounted(&path) && !path.exists());
 }
 
-/// A directory whose name is not UTF-8 must be usable as a source and as a mount point. Other tests
-/// read the mount table as UTF-8, so the test has its own mount namespace.
+/// Other tests read the mount table as UTF-8, so the mount with another name is in a mount
+/// namespace of its own.
 #[test]
 fn directory_whose_name_is_not_utf_8_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -103,8 +102,8 @@ fn directory_whose_name_is_not_utf_8_is_mounted() {
     assert_eq!(output.stdout, line);
 }
 
-/// The server must close an inherited pipe, or the reader of the pipe would wait until the mount
-/// ends.
+/// The reader of an inherited pipe would wait until the mount ends, so the server must close the
+/// pipe.
 #[test]
 fn daemon_closes_inherited_pipes() {
     if !can_mount() {
@@ -122,8 +121,7 @@ fn daemon_closes_inherited_pipes() {
     assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
 }
 
-/// Returns a command that mounts with a limit on open files. `ulimit` is the argument string of the
-/// shell command `ulimit`.
+/// `ulimit` is the argument string of the shell command `ulimit`.
 fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit {ulimit} && exec \"$@\"");
@@ -145,9 +143,8 @@ fn too_many_threads_for_the_descriptor_limit_are_refused_before_the_mount() {
     daemon.arg("--daemon");
     folder.assert_refused(daemon, 2, words);
     assert!(!path.exists(), "the mount point was created");
-    // Counter-check: a mount needs one descriptor per thread and 24 others. So 40 threads must fit
-    // into a hard limit of 64 open files. If 64 is only the soft limit, the program raises it, so
-    // 150 threads must fit.
+    // A mount needs one descriptor per thread and 24 others, so 40 threads fit into 64. If 64 is
+    // only the soft limit, the program raises it.
     for (ulimit, threads) in [("-n 64", 40), ("-S -n 64", 150)] {
         let mut server = Server::run(limited(ulimit, threads, &path));
         let tasks = format!("/proc/{}/task", server.pid());
@@ -226,8 +223,8 @@ fn daemon_returns_when_the_mount_is_ready() {
     let folder = Folder::new();
     let path = folder.path("m");
     let mut command = corewalk(&["mount", "tmpfs", "--daemon", "-o", "ro,fsname=mine"]);
-    // Mount on a relative path. The background process must make the path absolute before it
-    // changes its working directory.
+    // The background process changes its working directory, so it must make the path absolute
+    // first.
     command.arg("m").current_dir(&folder.0);
     let output = run(command);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -367,8 +364,6 @@ fn full_tmpfs_reports_enospc_and_has_space_again_after_removal() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// Checks the limits on names, paths and symbolic links, for each kind of file system that the
-/// program can mount. They must be the limits of the kernel.
 #[test]
 fn limits_of_names_paths_and_links_hold_for_each_source() {
     if !can_mount() {
@@ -408,8 +403,7 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// The reads use `O_DIRECT`. Otherwise the kernel could answer them from its page cache, and the
-/// server would not learn of them.
+/// `O_DIRECT` makes each read reach the server instead of the page cache.
 #[test]
 fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;
@@ -419,7 +413,7 @@ fn reads_that_reach_the_server_change_access_times_by_the_options() {
     }
     let folder = Folder::new();
     let (path, store) = (folder.path("m"), format!("store:{}", folder.path("s").display()));
-    // The access time is newer than the last change, so `relatime` does not update it.
+    // The access time is newer than the last change, so `relatime` must not update it.
     let later = SystemTime::now() + Duration::from_secs(3600);
     for source in ["tmpfs", &store] {
         for (option, is_set) in [("relatime", false), ("noatime", false), ("strictatime", true)] {

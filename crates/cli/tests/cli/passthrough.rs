@@ -16,7 +16,6 @@ use crate::fixtures::{Folder, Server, can_mount, counter};
 #[path = "../../../fuse/tests/real/privileges/table.rs"]
 mod privileges;
 
-/// Mounts a directory, and calls `test` with the path of the mount and that of the directory.
 fn with_mount(options: &str, test: impl FnOnce(&Path, &Path)) {
     let folder = Folder::new();
     let (host, path) = (folder.path("h"), folder.path("m"));
@@ -68,7 +67,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         assert_eq!(here.metadata().expect("attributes").len(), 9);
         here.set_len(2).expect("the file is truncated");
         assert_eq!(fs::read(&outside).expect("the file is read"), b"mo");
-        // An append of the client shows at once in the attributes.
+        // The attributes must show an append of the client at once.
         let mut appending = File::options().append(true).open(&inside).expect("the file is opened");
         there.write_all_at(b"!", 2).expect("the file is written");
         appending.write_all(b"end").expect("the file is appended to");
@@ -78,8 +77,8 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         thread::sleep(Duration::from_millis(20));
         here.write_all_at(b"x", 0).expect("the file is written");
         assert_ne!(here.metadata().expect("attributes").mtime_nsec(), before);
-        // A file without a name must stay usable while it is open. A new file with its old name
-        // must be another file.
+        // The removed file stays usable while it is open. A new file of its name must be another
+        // one.
         fs::remove_file(&inside).expect("the file is removed");
         fs::write(&inside, "new").expect("the file is written");
         let mut text = String::new();
@@ -89,8 +88,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
     });
 }
 
-/// The server must not keep a file open for writing that clients only read. The host could not run
-/// such a file (`ETXTBSY`).
+/// If the server kept a file open for writing, the host could not run it (`ETXTBSY`).
 #[test]
 fn reader_in_the_mount_does_not_keep_a_program_from_running() {
     if !can_mount() {
@@ -128,8 +126,8 @@ fn passed_through_program_runs_and_keeps_its_mode() {
     });
 }
 
-/// Before each write, the kernel asks the server for the capabilities of the file. It does not ask
-/// if it may remember that the file has none, so small writes must not reach the server.
+/// Before each write, the kernel asks for the capabilities of a file, unless it knows that there
+/// are none. Small writes must not cost this question.
 #[test]
 fn small_writes_to_a_directory_do_not_reach_the_server() {
     if !can_mount() || !has_root() {
@@ -147,9 +145,8 @@ fn small_writes_to_a_directory_do_not_reach_the_server() {
     });
 }
 
-/// A write to a file that the kernel passes through must clear the same set-user-ID and
-/// set-group-ID bits and capabilities as a write to the file itself. There is one difference: a
-/// write through the mount clears the bits even if the writer has `CAP_FSETID`.
+/// A write to a passed-through file must clear the same privileges as on the host. One difference:
+/// even a writer with `CAP_FSETID` clears the bits.
 #[test]
 fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
     if !can_mount() || !has_root() {
@@ -161,12 +158,10 @@ fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
     });
 }
 
-/// A perl program that calls chown(2) without an owner and without a group.
 const CHOWN: &str = "chown(-1, -1, $ARGV[0]) or exit($!)";
 
-/// A caller that does not own a passed-through file must not clear its set-user-ID and set-group-ID
-/// bits with chown(2). The server cannot see the capabilities of a caller in another user
-/// namespace.
+/// The server cannot see the capabilities of a caller in another user namespace. So chown(2) by a
+/// caller that does not own the file must clear no bits.
 #[test]
 fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
     if !can_mount() || !has_root() || !has_program("perl") {
@@ -190,16 +185,15 @@ fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
     });
 }
 
-/// Returns true if the change is a write by a caller with `CAP_FSETID`. Such a write clears the
-/// set-user-ID and set-group-ID bits of a passed-through file, but not those of other files.
+/// A write by a caller with `CAP_FSETID` clears the bits of a passed-through file, but not those of
+/// other files.
 fn is_cleared_for_all(caller: Caller, what: &str, mode: u32) -> bool {
     let writes = ["write", "pwrite", "pwrite of a page", "open and write", "append"];
     caller.keeps_bits() && mode & 0o6000 != 0 && writes.contains(&what)
 }
 
-/// The kernel passes no file through to a file system that lies over another one. Here the host
-/// directory is on such a file system. So all writes come to the server. It must clear the
-/// set-user-ID and set-group-ID bits, even though other programs may change them too.
+/// On a stacked file system the kernel passes no file through, and the server gets all writes. It
+/// must clear the set-user-ID and set-group-ID bits, although other programs may change them too.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through() {
     if !can_mount() || !has_root() {
@@ -211,16 +205,15 @@ fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through()
         let upper = upper.path("m");
         let _server = Server::of(source, &["-o", "passthrough"], &upper);
         assert!(requests_of_reads(&upper) >= 10, "control: the server reads");
-        // Do not compare writes through a mapping: the upper server writes mapped pages as root, to
-        // a file that the lower mount passes through.
+        // Writes through a mapping are not compared: the upper server writes them as root.
         compare(&upper, &other.0, |caller, what, mode, _| {
             what == "mmap" || is_cleared_for_all(caller, what, mode)
         });
     });
 }
 
-/// Another program sets the set-user-ID and set-group-ID bits on the host while a client has the
-/// file open. The kernel of the mount does not know that, so the host itself must clear them.
+/// Another program has set the bits on the host, and the kernel of the mount does not know. So the
+/// host itself must clear them.
 #[test]
 fn bits_that_another_program_has_just_set_are_cleared() {
     if !can_mount() || !has_root() {
@@ -247,9 +240,8 @@ fn bits_that_another_program_has_just_set_are_cleared() {
     });
 }
 
-/// A client has a file open, and the file then gets the set-user-ID bit. After a write of the
-/// client, no program may see the bit together with the new content. That also holds while the
-/// kernel caches attributes.
+/// After a write of a client, no program may see the set-user-ID bit together with the new content,
+/// even while the kernel caches attributes.
 #[test]
 fn written_file_never_shows_the_bit_that_the_write_has_cleared() {
     if !can_mount() || !has_root() {

@@ -17,12 +17,9 @@ use rustix::fs::{Mode, XattrFlags};
 use crate::fixtures::{Folder, Server, can_mount, run};
 
 const OPTIONS: &str = "entry_timeout=0,attr_timeout=0";
-/// A user and a group other than root.
 const OTHER: u32 = 65534;
-/// A group without members.
 const GROUP: u32 = 4242;
 
-/// A directory of the host and its mount.
 struct Site {
     host: PathBuf,
     mount: PathBuf,
@@ -39,7 +36,7 @@ impl Site {
         if !can_mount() {
             return None;
         }
-        // Set the umask, on which the compared modes depend.
+        // The compared modes depend on the umask.
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let folder = Folder::new();
         let (host, mount) = (folder.path("host"), folder.path("m"));
@@ -49,7 +46,6 @@ impl Site {
         Some(Site { host, mount, _server: server, _folder: folder })
     }
 
-    /// Makes the server cache the attributes of the root directory.
     fn warm(&self) {
         File::create(self.mount.join("warm")).expect("the file is created");
         fs::remove_file(self.mount.join("warm")).expect("the file exists");
@@ -60,7 +56,6 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("the test owns it");
 }
 
-/// Returns the permission bits and the group.
 fn mode_and_group(path: &Path) -> (u32, u32) {
     let metadata = fs::symlink_metadata(path).expect("the file exists");
     (metadata.mode() & 0o7777, metadata.gid())
@@ -121,8 +116,8 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// A file that the host has made executable must run immediately, although the kernel has cached
-/// its name and sends no lookup.
+/// The kernel has cached the name and sends no lookup. A file that the host has made executable
+/// must run all the same.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };

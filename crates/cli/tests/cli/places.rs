@@ -34,8 +34,7 @@ fn mount_whose_parent_was_renamed_ends_on_a_signal() {
         }
         fs::rename(&old, &new).expect("the parent of a mount point can be renamed");
         fs::write(new.join("m/file"), "x").expect("the mount serves at its new path");
-        // Make a new directory at the old path of the mount. When the server ends, it must not
-        // touch this directory.
+        // When the server ends, it must not touch a new directory at the old path of its mount.
         fs::create_dir_all(old.join("m")).expect("the directory is created");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
@@ -76,7 +75,6 @@ fn mount(path: &Path) -> Result<Mount, MountError> {
     Mount::new(fs, path, Options::exclusive(), &MountOptions::default())
 }
 
-/// If three threads mount on one directory at the same time, exactly one must succeed.
 #[test]
 fn one_of_concurrent_mounts_on_a_directory_succeeds() {
     if !can_mount() {

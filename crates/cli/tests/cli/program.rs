@@ -24,7 +24,6 @@ fn exec(program: &Path) -> Command {
     command
 }
 
-/// Copies the program `true` to `folder`.
 fn copy_of_true(folder: &Folder) -> std::path::PathBuf {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let original = std::env::split_paths(&folders).map(|folder| folder.join("true"));
@@ -57,15 +56,13 @@ fn program_with_set_user_or_group_id_of_another_is_refused() {
             assert_eq!(run(exec(&program)).status.code(), Some(0), "{mode:o}");
         }
     }
-    // `exec` must accept a set-user-ID program of the user who runs it, because it gains no
-    // privilege.
+    // A set-user-ID program of the user who runs it gains no privilege, so it must be accepted.
     std::os::unix::fs::chown(&program, Some(0), Some(0)).expect("root is permitted to");
     set_mode(&program, 0o6755);
     assert_eq!(run(exec(&program)).status.code(), Some(0));
 }
 
-/// `exec` must refuse a script whose interpreter gains privileges. execve(2) ignores the
-/// set-user-ID bit of a script, but obeys that of its interpreter.
+/// execve(2) ignores the set-user-ID bit of a script, but obeys that of its interpreter.
 #[test]
 fn script_whose_interpreter_gains_privileges_is_refused() {
     if !has_root() {
@@ -84,8 +81,7 @@ fn script_whose_interpreter_gains_privileges_is_refused() {
     folder.assert_refused(exec(&script), 126, GAINS);
 }
 
-/// A program with file capabilities must be refused. The test runs as the user `nobody`, because
-/// root gains nothing by file capabilities.
+/// Root gains nothing by file capabilities, so the test runs as the user `nobody`.
 #[test]
 fn program_with_file_capabilities_is_refused() {
     if !has_root() {
@@ -141,7 +137,7 @@ fn static_program_is_refused() {
     assert!(is_built, "{printed}");
     assert_eq!(run(exec(&shared)).status.code(), Some(0));
     const LINE: &str = "a static program loads no library of ours";
-    // Link without the C library, because a static C library may not be installed.
+    // A static C library may not be installed.
     for words in [&["-static", "-nostdlib"][..], &["-static-pie", "-nostdlib", "-fPIE"]] {
         let (program, is_built, printed) = build("bare", BARE, words);
         assert!(is_built, "{printed}");

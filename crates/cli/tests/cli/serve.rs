@@ -15,23 +15,20 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixtures::{Folder, corewalk, run, wait};
 
-/// The variable with the path of the namespace for `holder`.
 const NAMESPACE: &str = "COREWALK_TEST_NAMESPACE";
 
 const KEY: i32 = 7;
 
-/// How long a test waits until `serve` has cleaned up after a killed process. `serve` promises a
-/// tenth of a second, but may take longer on a machine under load.
+/// `serve` promises to clean up within a tenth of a second, but may take longer on a machine under
+/// load.
 const SOON: Duration = Duration::from_secs(120);
 
-/// A child process and its output. Dropping it kills the process.
 struct Running {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
 impl Running {
-    /// Starts a command and waits until it prints a line with `words`.
     fn start(mut command: Command, words: &str) -> Self {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("the program starts");
@@ -54,7 +51,6 @@ impl Running {
         self.child.wait().expect("a child can be waited for");
     }
 
-    /// Waits for the end of the process. Returns its exit status and its remaining output.
     fn end(mut self) -> (ExitStatus, String) {
         let status = wait(&mut self.child);
         let mut printed = String::new();
@@ -76,8 +72,6 @@ fn serve(path: &Path) -> Running {
     Running::start(command, "serving ")
 }
 
-/// Starts a process that changes a semaphore with `SEM_UNDO`, and then sleeps until the test kills
-/// the process.
 fn start_holder(path: &Path) -> Running {
     let mut command =
         Command::new(std::env::current_exe().expect("the path of this program is known"));
@@ -85,8 +79,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// The code of a process that other tests start and kill. Without the environment variable
-/// [`NAMESPACE`] it does nothing.
+/// Runs in a process that other tests start and kill. Without the variable [`NAMESPACE`] it does
+/// nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };
@@ -95,7 +89,6 @@ fn holder() {
     let id = task.semget(KEY, 1, GetFlags::CREATE, 0o600).expect("a set");
     task.semop(id, &[SemBuf::new(0, 5, SemFlags::UNDO)]).expect("it is possible");
     println!("taken");
-    // Wait until this process is killed or the test ends.
     let _bytes = std::io::stdin().read(&mut [0]);
 }
 
@@ -163,8 +156,8 @@ fn serve_prints_a_line_and_ends_after_its_namespace_is_removed() {
     let mut purge = corewalk(&["ipc", "rm", "--purge", "--namespace"]);
     purge.arg(&path);
     assert!(run(purge).status.success());
-    // A namespace whose file was removed still exists until its last process ends, and `serve` must
-    // still clean up in it.
+    // A namespace whose file was removed exists until its last process ends. Until then, `serve`
+    // must clean up in it.
     holder.kill();
     until("serve cleans up", || !namespace.pids().contains(&pid));
     let (status, printed) = server.end();

@@ -20,14 +20,11 @@ use rustix::fs::{
 
 use crate::fixtures::{Folder, Server, can_mount};
 
-/// A user and a group other than root.
 const OTHER: u32 = 65534;
-/// The group of the files.
 const GROUP: u32 = 4242;
-/// File modes, with different combinations of set-user-ID, set-group-ID and execution by the group.
+/// Combinations of set-user-ID, set-group-ID and execution by the group.
 const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
 
-/// A user who changes a file.
 #[derive(Clone, Copy, Debug)]
 struct Caller {
     uid: u32,
@@ -42,8 +39,6 @@ const CALLERS: [Caller; 4] = [
     Caller { uid: 0, gid: 0, groups: &[] },
 ];
 
-/// A function that changes the file `f` in a directory. It may copy from the file `from`, which has
-/// 8 bytes.
 type Change = fn(&Path) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 10] = [
@@ -61,7 +56,7 @@ const CHANGES: [(&str, Change); 10] = [
         assert_eq!(count, 8);
         Ok(())
     }),
-    // If the caller does not own the file, chgrp and chmod fail with `EPERM`.
+    // Only the owner of a file may call chgrp and chmod, and others get `EPERM`.
     ("chgrp", |at| chown(at.join("f"), None, Some(OTHER))),
     ("chown to nothing", |at| chown(at.join("f"), None, None)),
     ("chmod", |at| fs::set_permissions(at.join("f"), Permissions::from_mode(0o2644))),
@@ -71,13 +66,11 @@ fn open(at: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(at.join("f"))
 }
 
-/// Calls `change` with the credentials of `caller`.
 fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     run_as(caller.uid, caller.gid, caller.groups, change)
 }
 
-/// Applies each of `CHANGES` as `caller` to a file of `owner` in the directory `at`, with each of
-/// `MODES`. Returns the error, and the new mode and group.
+/// The result has the errors, and the new modes and groups.
 fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     let mut left = vec![];
     fs::write(at.join("from"), "12345678").expect("the file is created");
@@ -88,8 +81,8 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // Do not ask statx(2) for times or size: the kernel would then fetch all attributes
-            // again, which would hide an outdated mode in its cache.
+            // A statx(2) for times or size makes the kernel fetch all attributes again, which would
+            // hide an outdated mode in its cache.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);
@@ -100,8 +93,6 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     left
 }
 
-/// As `caller`, creates files and FIFOs in a set-group-ID directory of `GROUP`. Returns their modes
-/// and groups.
 fn collect_created(at: &Path, caller: Caller) -> Vec<String> {
     let dir = at.join("dir");
     fs::create_dir(&dir).expect("the directory is created");
@@ -153,8 +144,8 @@ fn assert_as_host(source: &str, options: &str) {
     }
 }
 
-/// The set-group-ID bit must be cleared as on the host, depending on the caller's capabilities.
-/// Trap X9 in `traps.md`.
+/// Writes and changes of owners must clear the set-group-ID bit as on the host, depending on the
+/// caller's capabilities. Trap X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     for source in ["tmpfs", "host", "store"] {
@@ -162,8 +153,8 @@ fn set_group_id_is_cleared_as_on_the_host_if_the_kernel_checks_permissions() {
     }
 }
 
-/// Even if the server checks permissions, the set-group-ID bit must be cleared as on the host,
-/// depending on the caller's capabilities. Trap X9 in `traps.md`.
+/// A server that checks permissions itself must clear the set-group-ID bit as the host does. Trap
+/// X9 in `traps.md`.
 #[test]
 fn set_group_id_is_cleared_as_on_the_host_if_the_server_checks_permissions() {
     for source in ["tmpfs", "host"] {

@@ -19,7 +19,6 @@ use crate::fixtures::{Folder, Server, can_mount, corewalk, run, with_full_stdout
 
 /// How often the server is killed, unless `COREWALK_KILLS` has another number.
 const KILLS: u64 = 10;
-/// Number of threads that change files, each in its own directory.
 const WRITERS: u64 = 2;
 
 fn source(folder: &Folder) -> String {
@@ -42,8 +41,8 @@ fn store_keeps_what_was_written() {
     assert_eq!(server.line, format!("mounted {source} on {}\n", path.display()));
     fs::create_dir(path.join("dir")).expect("the directory exists");
     fs::write(path.join("dir/file"), b"kept").expect("the file is created");
-    // The error message must name the pid of the server, if the host reports which process holds a
-    // lock. Some file systems do not.
+    // Not every file system reports which process holds a lock, so the error message may name no
+    // pid.
     let by = corewalk_store::holder(&folder.path("store")).map(|_| server.pid());
     let held = by.map_or("the store is in use".to_owned(), |pid| {
         format!("the store is in use by process {pid}")
@@ -55,14 +54,14 @@ fn store_keeps_what_was_written() {
     let (status, printed) = fsck(&folder);
     assert_eq!(status, Some(0), "{printed}");
     assert!(printed.starts_with("0 errors, 3 inodes"), "{printed}");
-    // The exit status of `fsck` must not be 1, because 1 means "errors corrected" in fsck(8).
+    // In fsck(8), exit status 1 means "errors corrected", so a failure of the check must have
+    // another one.
     folder.assert_refused(with_full_stdout(&["fsck", &source]), 8, "standard output: No space");
     let server = Server::of(&source, &["-o", "ro"], &path);
     assert_eq!(fs::read(path.join("dir/file")).expect("the file exists"), b"kept");
     drop(server);
 }
 
-/// Mounts a kernel tmpfs of 20 MiB on the directory of the store. Returns false if that fails.
 fn has_small_disk(folder: &Folder) -> bool {
     let disk = folder.path("store");
     fs::create_dir(&disk).expect("the directory is created");
@@ -75,8 +74,7 @@ fn has_small_disk(folder: &Folder) -> bool {
     is_mounted
 }
 
-/// A store on a read-only file system must be mounted read-only. The mount must show the changes
-/// that are only in the log, and must not change the store.
+/// A read-only mount must show changes that are only in the log, and must not change the store.
 #[test]
 fn store_on_a_read_only_disk_is_mounted_read_only() {
     let folder = Folder::new();
@@ -115,20 +113,18 @@ fn store_on_a_read_only_disk_is_mounted_read_only() {
         assert!(server.line.starts_with("mounted "), "{number}: {:?}", server.line);
         assert_eq!(fs::read(path.join("file")).expect("the file exists"), expected);
         assert!(fs::write(path.join("new"), b"").is_err());
-        // `fsck` must be able to read the store while it is mounted read-only.
         assert_eq!(fsck(&folder).0, Some(0));
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));
     }
     assert!(read() == before, "a read-only mount changed the store");
-    // Counter-check: a read-write mount must change the store, since it writes the changes in the
-    // log to the database.
+    // Control: a read-write mount writes the changes in the log to the database.
     remount("rw", "100m");
     drop(Server::of(&source, &[], &path));
     assert!(read() != before);
 }
 
-/// If the file `lock` of a store is missing, the mount must report that, and not create the file.
+/// If the file `lock` of a store is missing, a mount must report that, and not create it.
 #[test]
 fn missing_lock_of_a_store_is_reported() {
     let folder = Folder::new();
@@ -144,8 +140,8 @@ fn missing_lock_of_a_store_is_reported() {
     assert_eq!(fsck(&folder).0, Some(0));
 }
 
-/// If the disk has no space for the reserve that commits need, files cannot grow. df(1) must then
-/// show no free space, and the program must print a warning.
+/// Without the space for the reserve that commits need, df(1) must show no free space, and the
+/// program must print a warning.
 #[test]
 fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     let folder = Folder::new();
@@ -165,7 +161,7 @@ fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// `fsck` must work on a read-only disk, since it changes nothing.
+/// `fsck` changes nothing, so it must work on a read-only disk.
 #[test]
 fn store_on_a_read_only_disk_is_checked() {
     let folder = Folder::new();
@@ -182,8 +178,8 @@ fn store_on_a_read_only_disk_is_checked() {
     assert_eq!(status, Some(0), "{printed}");
 }
 
-/// With `no_create`, a mount must not create a missing store. At boot, for example, the disk of the
-/// store may not be mounted yet.
+/// At boot, the disk of the store may not be mounted yet. With `no_create`, a mount must not create
+/// a store.
 #[test]
 fn missing_store_is_not_created_with_no_create() {
     let folder = Folder::new();
@@ -216,8 +212,8 @@ fn store_of_a_foreign_directory_is_refused() {
     assert_eq!(fs::read(folder.path("store").join("letter")).expect("the file was kept"), b"mine");
 }
 
-/// If a page of the database is damaged, a mount must fail with one line, and a check must report
-/// the damage without a panic. The test damages each page in turn.
+/// With each page damaged in turn, a mount must fail with one line, and a check must report the
+/// damage without a panic.
 #[test]
 fn store_with_damaged_pages_is_refused_in_one_line() {
     const PAGE: usize = 4096;
@@ -244,8 +240,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
             fs::write(&meta, damaged).expect("the database is overwritten");
         };
         damage();
-        // The mount always fails, because the mount point is invalid. The error message shows
-        // whether the store could be opened.
+        // The mount point is invalid, so each mount fails. Its error message shows whether the
+        // store could be opened.
         let output = run(corewalk(&["mount", &source(&folder), "/dev/null/x"]));
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
@@ -271,15 +267,13 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// The files whose state fsync(2) has confirmed. After the kill of the server, the synced files
-/// must exist, and the removed ones must be absent.
+/// Files whose creation (`kept`) or removal (`gone`) fsync(2) has confirmed. Both must hold after
+/// the server was killed.
 #[derive(Debug, Default)]
 struct Confirmed {
-    /// Files that were synced.
     kept: Vec<u64>,
     /// Files that were removed, and whose directory was synced afterwards.
     gone: Vec<u64>,
-    /// The number of the last file. No fsync(2) has confirmed its state, so it may exist or not.
     last: u64,
 }
 
@@ -287,8 +281,7 @@ fn content(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(1 + number as usize * 37 % 3000)
 }
 
-/// Creates, renames, syncs and removes files until a call fails because the server was killed.
-/// Returns the files whose creation or removal fsync(2) has confirmed.
+/// Works until a call fails because the server was killed.
 fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed {
     let mut confirmed = Confirmed::default();
     let mut step = |number: u64| -> std::io::Result<()> {
@@ -296,7 +289,7 @@ fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed
         let (new, path) = (dir.join(format!("new{number}")), dir.join(number.to_string()));
         let mut file = File::create_new(&new)?;
         file.write_all(&content(number))?;
-        // Use one of four labels, so that files share attribute blocks.
+        // With few labels, files share attribute blocks.
         let label = vec![number as u8 % 4; 400];
         rustix::fs::setxattr(&new, "user.label", &label, rustix::fs::XattrFlags::empty())?;
         fs::rename(&new, &path)?;
@@ -334,9 +327,8 @@ fn assert_kept(dir: &Path, confirmed: &Confirmed, round: u64) {
     }
 }
 
-/// A kill of the server must not lose a confirmed change. The test kills the server under load at
-/// random moments. After about half of the kills, `fsck` checks the store before the next mount
-/// replays the log.
+/// A kill of the server must not lose a confirmed change. After about half of the kills, `fsck`
+/// checks the store before the log is replayed.
 #[test]
 fn killed_server_loses_nothing_that_was_confirmed() {
     if !can_mount() {
@@ -361,8 +353,7 @@ fn killed_server_loses_nothing_that_was_confirmed() {
                 thread::spawn(move || write_until_killed(&dir, first, &is_over))
             })
             .collect();
-        // Kill the server after 3 to 152 ms. In that time it makes between one write and some
-        // hundred operations.
+        // Within 3 to 152 ms, the server has made between one write and some hundred operations.
         let begun = Instant::now();
         let wait = Duration::from_millis(3 + rng.below(150));
         while begun.elapsed() < wait {

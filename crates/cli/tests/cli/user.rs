@@ -12,11 +12,9 @@ use std::process::Command;
 
 use crate::fixtures::{Folder, PROGRAM, can_mount, run};
 
-/// The user and the group `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Sets up the namespace of a test. `$1` is an empty directory. The other arguments are the
-/// command.
+/// `$1` is an empty directory. The other arguments are the command.
 const PREPARE: &str = r#"
 set -eu
 mount -t tmpfs -o dev,mode=755 none "$1"
@@ -26,8 +24,7 @@ shift
 exec setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
 "#;
 
-/// Shell functions for the scripts of the tests. A script runs in a directory that belongs to the
-/// user.
+/// A script runs in a directory that belongs to the user.
 const FUNCTIONS: &str = r#"
 set -eu
 fail() { echo "failed: $*" >&2; exit 1; }
@@ -49,8 +46,6 @@ ended() {
 }
 "#;
 
-/// The files of a test: a directory that belongs to the user `nobody`, and a copy of the program
-/// that this user may execute.
 struct User {
     folder: Folder,
     program: PathBuf,
@@ -81,7 +76,6 @@ impl User {
         command
     }
 
-    /// Runs a shell script as the user, in the user's directory.
     fn shell(&self, script: &str) {
         let output = run(self.command(&["sh", "-c", &format!("{FUNCTIONS}\n{script}")]));
         let printed = String::from_utf8_lossy(&output.stderr);
@@ -160,8 +154,6 @@ fn errors_of_a_user_name_the_missing_permission() {
         let path = path.to_str().expect("the path is UTF-8");
         user.folder.assert_refused(user.command(&[program, "mount", "tmpfs", path]), 1, words);
     };
-    // The mount must fail, because the user `nobody` may neither create the directory `new` nor
-    // search the directory `secret`.
     refused(&user.folder.path("new"), "Permission denied");
     let secret = user.folder.path("secret");
     fs::create_dir(&secret).expect("the directory is created");
@@ -173,8 +165,8 @@ fn errors_of_a_user_name_the_missing_permission() {
     if has_program("fusermount3") {
         refused(&roots, "user has no write access to mountpoint");
     }
-    // fusermount3 is searched for in `PATH`. The error must say that it is missing, both if the
-    // directory in `PATH` does not exist, and if the user may not search it.
+    // The program must report that fusermount3 is missing, even if the user may not search the
+    // directories in `PATH`.
     for path in [String::from("PATH=/nowhere"), format!("PATH={}", secret.display())] {
         let alone = user.command(&["env", &path, program, "mount", "tmpfs", "m"]);
         let output = run(alone);

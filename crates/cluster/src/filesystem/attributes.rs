@@ -14,14 +14,13 @@ use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, Inode, to_nanos};
 
 /// The longest value of an extended attribute (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// The prefix of the names that listxattr(2) does not list.
+/// listxattr(2) does not list names with this prefix.
 const SYSTEM: &[u8] = b"system.";
 
 const SETATTR: &str = "SELECT * FROM cw_setattr($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
                        $12, $13)";
 const SETXATTR: &str = "SELECT * FROM cw_setxattr($1, $2, $3, $4, $5, $6, $7, $8)";
 
-/// The parameters of `cw_setattr`.
 #[derive(Debug, Default)]
 struct Values {
     mode: Option<i32>,
@@ -31,7 +30,7 @@ struct Values {
     atime: Option<i64>,
     mtime: Option<i64>,
     ctime: i64,
-    /// The new access ACL. An empty value removes the ACL.
+    /// An empty value removes the ACL.
     access: Option<Vec<u8>>,
     default: Option<Vec<u8>>,
 }
@@ -74,8 +73,8 @@ impl ClusterFs {
         values: &Values,
     ) -> Result<Inode, Errno> {
         let change = || {
-            // A file that was opened before its locks were lost must not be used any more. Handle 0
-            // means that the call has no open file, as with truncate(2) and chmod(2).
+            // A file that was opened before the loss of its locks must not be used any more. Handle
+            // 0 means that the call has no open file, as with truncate(2).
             if handle != 0 {
                 self.meta.check_locks(ino, handle)?;
             }
@@ -125,7 +124,6 @@ impl ClusterFs {
         self.meta.change(&change, SETXATTR, &params, |_| Vec::new()).map(drop)
     }
 
-    /// Returns the names of all extended attributes.
     pub(crate) fn list_xattrs(&self, ino: u64) -> Result<Vec<u8>, Errno> {
         let xattrs = self.meta.xattrs(ino)?;
         let shown = xattrs.iter().filter(|(name, _)| !name.starts_with(SYSTEM));
@@ -147,8 +145,7 @@ impl ClusterFs {
         }
     }
 
-    /// Sets an ACL and the mode that it implies. An access ACL that expresses no more than the mode
-    /// is not stored.
+    /// An access ACL that expresses no more than the mode is not stored.
     pub(crate) fn change_acl(
         &self,
         node: Node<'_>,
@@ -179,8 +176,8 @@ impl ClusterFs {
         self.change_attributes((ino, 0), &values).map(drop)
     }
 
-    /// Serves fallocate(2). Space is not reserved, since the database and the objects have no limit
-    /// that this program knows.
+    /// No space is reserved, since the database and the objects have no limit that this program
+    /// knows.
     pub(crate) fn allocate(
         &self,
         file: (u64, u64),

@@ -66,7 +66,6 @@ impl ClusterFs {
         Ok(self.attr_after(made, self.meta.cache.is_leased(dir)))
     }
 
-    /// Adds a hard link to an inode.
     pub(crate) fn add_name(&self, ino: u64, dir: u64, name: Name<'_>) -> Result<Attr, Errno> {
         let bytes = name.as_bytes();
         let change = Change {
@@ -74,7 +73,8 @@ impl ClusterFs {
             names: vec![(dir, bytes)],
             inos: vec![dir, ino],
         };
-        // A close does not flush a file without a name. So flush it here, before it gets a name.
+        // A file without a name is not flushed at its close, so it is flushed before it gets a
+        // name.
         if self.is_nameless(ino) {
             self.data.flush(ino, None)?;
         }
@@ -122,8 +122,7 @@ impl ClusterFs {
         Err(Errno::STALE)
     }
 
-    /// Renames a name. Fails with `ESTALE` if one of the names has got another inode meanwhile, by
-    /// a call on another mount.
+    /// Fails with `ESTALE` if a call on another mount has given one of the names another inode.
     fn try_rename(
         &self,
         from: (u64, Name<'_>),
@@ -156,8 +155,8 @@ impl ClusterFs {
             RENAME,
             &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now(), &ino1, &ino2],
             |cookie| match (mode, two) {
-                // Tell the cache the new state of the names. It forgets the names that are not
-                // returned here, so their next lookups ask the database.
+                // The cache forgets each name that the change does not return. The next lookup of
+                // the name asks the database.
                 _ if is_same => Vec::new(),
                 (RenameMode::Exchange, _) => Vec::new(),
                 _ => vec![
@@ -175,7 +174,6 @@ impl ClusterFs {
     }
 }
 
-/// Returns the current time in nanoseconds since 1970.
 pub(super) fn now() -> i64 {
     to_nanos(Timespec::now())
 }

@@ -20,8 +20,7 @@ fn closed_file_is_there_after_the_mount_is_gone_without_end() {
         .enumerate()
         .map(|(at, size)| write_new(&fs, ROOT, &format!("f{at}"), &pattern(at as u8, *size)).ino)
         .collect();
-    // Leak the first mount, so that it ends as if it were killed: it writes nothing more. Then end
-    // its session.
+    // A leaked mount writes nothing more, as if it were killed.
     std::mem::forget(fs);
     site.sql("UPDATE corewalk.session SET until = now() - interval '1 second'");
     let fs = site.open();
@@ -45,8 +44,8 @@ fn random_changes_of_a_file_are_read_back() {
     let mut model: Vec<u8> = Vec::new();
     const MAX: u64 = 9 << 20;
     for round in 0..120_u8 {
-        // In the first half of the rounds, the file stays so small that its contents can be inline,
-        // which means in the database.
+        // Small files have their contents in the database, and large ones in objects. So the first
+        // half of the rounds keeps the file small.
         let max = if round < 60 { 40 << 10 } else { MAX };
         let at = rng.below(max);
         let longest = if rng.below(4) == 0 { max } else { 20 << 10 };
@@ -175,8 +174,7 @@ fn file_ends_at_the_largest_size() {
     site.assert_clean();
 }
 
-/// A program opens a file while a truncation of it is under way. When the truncation has ended, the
-/// program must read the new contents.
+/// A program that opens a file during a truncation must read the new contents after it.
 #[test]
 fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
     let Some(site) = Site::new() else { return };
@@ -199,8 +197,6 @@ fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
             assert!(!cut.is_finished());
         }
         fs.open(file(made.ino), 0).unwrap();
-        // The truncation is still under way, so this read may return the contents from before or
-        // after it.
         fs.read(file(made.ino), 0, &mut [0; 10]).unwrap();
         assert_eq!(cut.join().unwrap().unwrap().size, 0);
     });

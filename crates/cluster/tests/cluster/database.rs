@@ -10,13 +10,11 @@ use corewalk_testkit::postgres::Postgres;
 
 use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options, read, write_new};
 
-/// The number of threads that change files while the database is killed, each in its own directory.
 const WRITERS: u64 = 3;
 const KILLS: u64 = 3;
 
-/// Makes, renames and removes files until `stop` is set. Returns the names that must exist, each
-/// with its contents. A change that is applied twice would fail: a second make finds the name, and
-/// a second rename or removal does not find it.
+/// A change that is applied twice would fail: the second make finds the name, and the second rename
+/// or removal does not find it.
 fn change(
     fs: &ClusterFs,
     parent: u64,
@@ -24,7 +22,7 @@ fn change(
     done: &AtomicU64,
 ) -> Vec<(String, Vec<u8>)> {
     let mut kept = Vec::new();
-    // ORDERING: Relaxed. The flag only ends the loop, and other threads only wait for the count to
+    // ORDERING: Relaxed. The flag only ends the loop, and `survive` only waits for the count to
     // grow.
     while !stop.load(Ordering::Relaxed) {
         let number = done.fetch_add(1, Ordering::Relaxed);
@@ -42,9 +40,8 @@ fn change(
     kept
 }
 
-/// Calls `kill` `kills` times while threads change files. `kill` takes the database away and brings
-/// it back. At the end, all confirmed changes must be there, and none may have been applied twice.
-/// Returns the longest time from a call of `kill` until the threads had made 30 more changes.
+/// `kill` takes the database away and brings it back. All confirmed changes must survive, and none
+/// may be applied twice.
 pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Duration {
     let fs = site.open();
     let parents: Vec<u64> =
@@ -57,7 +54,7 @@ pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Durati
             scope.spawn(move || change(fs, parent, stop, done))
         };
         let writers: Vec<_> = parents.iter().map(start).collect();
-        // ORDERING: Relaxed. See `change`.
+        // ORDERING: Relaxed. `survive` only waits for the count to grow.
         let count = || done.load(Ordering::Relaxed);
         let mut begin = Instant::now();
         for number in 0..=kills {
@@ -73,7 +70,7 @@ pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Durati
                 kill();
             }
         }
-        // ORDERING: Relaxed. See `change`.
+        // ORDERING: Relaxed. The flag only ends the loops in `change`.
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
     });

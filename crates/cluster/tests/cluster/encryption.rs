@@ -11,8 +11,6 @@ use tempfile::TempDir;
 
 use crate::fixtures::{ROOT, options, write_new};
 
-/// Makes a root certificate in `root.pem`, and a certificate for the host `localhost` in
-/// `server.pem`.
 fn certificates(folder: &Path) -> bool {
     let openssl = |line: &str| {
         let words = line.split(' ');
@@ -72,8 +70,8 @@ fn connection_is_encrypted_and_verified_as_the_url_says() {
         assert!(fsck(url, &[]).is_ok());
         Some(is_encrypted)
     };
-    // The address 127.0.0.1 leads to the same server as `localhost`, but the server's certificate
-    // does not name it.
+    // The server's certificate names `localhost`, but not 127.0.0.1, which leads to the same
+    // server.
     let cases = [
         ("localhost", "sslmode=disable".to_owned(), Some(false)),
         ("localhost", String::new(), Some(true)),
@@ -102,9 +100,8 @@ fn server_without_encryption_is_refused_if_the_url_demands_it() {
     assert!(!refused("prefer"));
 }
 
-/// With the root certificates of the system, only `verify-full` is accepted, as in libpq. A weaker
-/// mode would accept a certificate of any public authority for any host. `verify-ca` without a file
-/// is refused for the same reason.
+/// Any host can get a certificate of a public authority. So only `verify-full` may trust the root
+/// certificates of the system.
 #[test]
 fn roots_of_the_system_are_for_verify_full_only() {
     let parse = |rest: &str| Url::parse(&format!("pg://u@h/d?data=file:/x&{rest}")).is_ok();

@@ -13,7 +13,6 @@ use tempfile::TempDir;
 
 pub(crate) const ROOT: u64 = 1;
 
-/// A file system that no other test uses.
 pub(crate) struct Site {
     pub(crate) url: String,
     pub(crate) database: String,
@@ -23,8 +22,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Makes a file system in a new database of the shared server. Returns None if PostgreSQL is
-    /// not installed.
+    /// Returns None if PostgreSQL is not installed.
     pub(crate) fn new() -> Option<Site> {
         let postgres = Postgres::shared()?;
         let mut site = Site::on(&postgres);
@@ -32,7 +30,6 @@ impl Site {
         Some(site)
     }
 
-    /// Makes a file system in a new database of `postgres`.
     pub(crate) fn on(postgres: &Postgres) -> Site {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // ORDERING: Relaxed. The addition alone makes the names differ.
@@ -52,7 +49,6 @@ impl Site {
         ClusterFs::open(&self.parsed(), &options()).unwrap()
     }
 
-    /// Asserts that `fsck` finds nothing.
     pub(crate) fn assert_clean(&self) {
         assert_eq!(corewalk_cluster::fsck(&self.parsed(), &[]).unwrap().findings, []);
     }
@@ -62,7 +58,6 @@ impl Site {
         self.postgres.as_ref().expect("the shared server").sql(&self.database, &sql)
     }
 
-    /// Runs SQL until it returns true.
     pub(crate) fn wait_for(&self, sql: &str) {
         let begin = Instant::now();
         while self.sql(sql) != "t" {
@@ -70,22 +65,18 @@ impl Site {
         }
     }
 
-    /// Returns the number of the only live session.
     pub(crate) fn session(&self) -> i64 {
         self.sql("SELECT id FROM session WHERE NOT dead").parse().unwrap()
     }
 }
 
-/// A primary PostgreSQL server and its synchronous standby. [`Pair::take_over`] does by hand what
-/// Patroni and other managers do when the primary has died.
+/// [`Pair::take_over`] does by hand what Patroni and other managers do when the primary has died.
 pub(crate) struct Pair {
     primary: Postgres,
     standby: Postgres,
 }
 
 impl Pair {
-    /// Starts both servers, and makes a file system whose URL has both hosts. Returns None if
-    /// PostgreSQL is not installed.
     pub(crate) fn new() -> Option<(Pair, Site)> {
         let primary = Postgres::start()?;
         let mut site = Site::on(&primary);
@@ -96,7 +87,6 @@ impl Pair {
         Some((Pair { primary, standby }, site))
     }
 
-    /// Kills the primary server, promotes the standby, and makes the old primary the new standby.
     pub(crate) fn take_over(&mut self) {
         self.primary.kill();
         self.standby.promote();
@@ -105,13 +95,12 @@ impl Pair {
     }
 }
 
-/// Returns how many takeovers a test makes.
 pub(crate) fn takeovers() -> u64 {
     let text = std::env::var("COREWALK_TAKEOVERS");
     text.map_or(2, |text| text.parse().expect("COREWALK_TAKEOVERS is a number"))
 }
 
-/// Options with which a test fails instead of waiting for ever.
+/// A test must fail instead of waiting for ever.
 pub(crate) fn options() -> ClusterOptions {
     ClusterOptions::default().with_unreachable(Unreachable::FailAfter(Duration::from_secs(60)))
 }
@@ -136,19 +125,16 @@ pub(crate) fn create(fs: &ClusterFs, parent: u64, text: &str) -> Attr {
     fs.make(dir(parent), name(text), &Make::new(0o644, 0, 0)).unwrap()
 }
 
-/// Returns bytes that vary with the position and the seed.
 pub(crate) fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed).collect()
 }
 
-/// Writes a new file as a program does: create, write, close.
 pub(crate) fn write_new(fs: &ClusterFs, parent: u64, text: &str, bytes: &[u8]) -> Attr {
     let made = create(fs, parent, text);
     overwrite(fs, made.ino, 0, bytes).unwrap();
     made
 }
 
-/// Writes to a file and closes it.
 pub(crate) fn overwrite(fs: &ClusterFs, ino: u64, at: u64, bytes: &[u8]) -> Result<(), Errno> {
     let opened = fs.open(file(ino), 1)?;
     let node = file(ino).with_handle(opened.handle);
@@ -179,7 +165,6 @@ pub(crate) fn read(fs: &ClusterFs, ino: u64) -> Vec<u8> {
     bytes
 }
 
-/// Returns a counter of the mount.
 pub(crate) fn counter(fs: &ClusterFs, wanted: &str) -> u64 {
     let mut found = None;
     fs.counters(&mut |name, value| {
@@ -190,12 +175,11 @@ pub(crate) fn counter(fs: &ClusterFs, wanted: &str) -> u64 {
     found.expect("the counter exists")
 }
 
-/// Returns the number of dirty bytes of the mount.
 pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
     counter(fs, "cluster_dirty_bytes")
 }
 
-/// Removes the objects that no file uses, as a mount does one minute after they became unused.
+/// A mount removes unused objects after one minute.
 pub(crate) fn collect(site: &Site, fs: &ClusterFs) {
     site.sql("UPDATE corewalk.dead_object SET since = since - interval '1 hour'");
     for _ in 0..30 {
@@ -203,7 +187,6 @@ pub(crate) fn collect(site: &Site, fs: &ClusterFs) {
     }
 }
 
-/// Lists a directory: the names with their attributes.
 pub(crate) fn list(fs: &ClusterFs, ino: u64) -> Vec<(String, Attr)> {
     let (mut found, mut last) = (Vec::new(), 0);
     loop {

@@ -9,7 +9,6 @@ use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, AtomicU64, Ordering};
 use corewalk_testkit::s3::S3Server;
 
-/// The name of the setting with the address of the server.
 const ENDPOINT: &str = "AWS_ENDPOINT_URL";
 const REFUSAL: &[u8] = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
@@ -29,7 +28,6 @@ struct State {
 }
 
 impl Front {
-    /// Starts a proxy in front of `server`.
     pub(crate) fn of(server: &S3Server) -> Front {
         let mut settings = server.settings();
         let endpoint = settings.iter_mut().find(|(name, _)| name == ENDPOINT).unwrap();
@@ -62,27 +60,22 @@ impl Front {
         Front { settings, address, state }
     }
 
-    /// Returns the settings of a client that connects to the proxy.
     pub(crate) fn settings(&self) -> Vec<(String, String)> {
         self.settings.clone()
     }
 
-    /// Returns how many connections there were.
     pub(crate) fn connections(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
         self.state.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns the maximum number of connections that were open at the same time. Each request has
-    /// a connection of its own.
     pub(crate) fn most_open(&self) -> u64 {
         // ORDERING: Relaxed. Statistic; nothing is published through it.
         self.state.most_open.load(Ordering::Relaxed)
     }
 
-    /// Starts or stops refusing requests.
     pub(crate) fn fail(&self, is_failing: bool) {
-        // ORDERING: Relaxed. It does not matter how soon a thread sees the flag.
+        // ORDERING: Relaxed. `forward` may see the flag late, which only delays the first refusal.
         self.state.is_failing.store(is_failing, Ordering::Relaxed);
     }
 }
@@ -95,12 +88,11 @@ impl Drop for Front {
     }
 }
 
-/// Forwards bytes until the connection ends. If `state` says that the proxy fails, answers the
-/// request with a refusal instead.
 fn forward(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
     let mut buf = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buf) {
-        // ORDERING: Relaxed. See `fail`.
+        // ORDERING: Relaxed. The thread may see the flag of `fail` late, which only delays the
+        // first refusal.
         if state.is_some_and(|state| state.is_failing.load(Ordering::Relaxed)) {
             let _ = from.write_all(REFUSAL);
             break;

@@ -10,7 +10,7 @@ use crate::fixtures::{
     ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
 
-/// Ends the live sessions, as other mounts do with sessions that are not renewed in time.
+/// Other mounts end a session in the same way, if it is not renewed in time.
 fn end_sessions(site: &Site) {
     site.sql("UPDATE corewalk.session SET dead = true, until = now() - interval '1 second'");
 }
@@ -48,8 +48,8 @@ fn record_of_objects_is_made_once() {
     drop(fs);
 }
 
-/// A flush writes objects, and then changes the file. In between, a trigger marks the objects as
-/// dead, as if the session had ended. The flush must write them again.
+/// While a flush writes objects, their session may end, and another mount removes them. The flush
+/// must then write them again.
 #[test]
 fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     let Some(site) = Site::new() else { return };
@@ -79,9 +79,8 @@ fn object_that_became_unused_before_its_file_named_it_is_written_again() {
     assert_eq!((report.findings, report.unused_objects), (Vec::new(), 0));
 }
 
-/// Two objects belong to no file: one is recorded in the database, and the other one arrived after
-/// its record was removed. `fsck` must report only the second one as a stray, and a mount must
-/// remove it.
+/// An object that arrives in the store after the removal of its record is a stray. `fsck` must
+/// report it, but no recorded object.
 #[test]
 fn object_that_the_database_does_not_know_is_found_and_removed() {
     let Some(site) = Site::new() else { return };
@@ -97,8 +96,8 @@ fn object_that_the_database_does_not_know_is_found_and_removed() {
     let mut report = fsck(&site.parsed(), &[]).unwrap();
     assert_eq!((&report.findings, report.unused_objects), (&Vec::new(), 2));
     assert_eq!(report.strays, ["abc/0/2"]);
-    // A check that reads an outdated standby may report a used object as a stray. Such an object
-    // must not be removed.
+    // A check of an outdated standby may take a used object for a stray. Such an object must not be
+    // removed.
     report.strays.push(site.sql("SELECT object FROM slice"));
     record_strays(&site.parsed(), &report).unwrap();
     let report = fsck(&site.parsed(), &[]).unwrap();

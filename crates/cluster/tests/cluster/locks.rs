@@ -16,14 +16,10 @@ use rustix::fs::{FlockOperation, flock};
 use crate::fixtures::{ROOT, Site, create, file, overwrite, pattern, read, write_new};
 use crate::outage::{break_store, mend_store};
 
-/// Random locks begin at one of this many bytes at the start of the file. Some of them end at the
-/// largest possible position.
 const POSITIONS: u64 = 12;
 
-/// The number of random calls in a run. Each call needs two SQL statements.
 const STEPS: usize = 1000;
 
-/// Opens a file, which stays open.
 fn opened(fs: &ClusterFs, ino: u64) -> Node<'static> {
     file(ino).with_handle(fs.open(file(ino), 2).unwrap().handle)
 }
@@ -32,7 +28,6 @@ fn whole(owner: u64, kind: LockKind) -> FileLock {
     FileLock { is_flock: true, ..FileLock::new(owner, kind) }
 }
 
-/// Takes a lock as `F_SETLKW` does.
 fn wait_for(fs: &ClusterFs, node: Node<'_>, lock: &FileLock) {
     let start = Instant::now();
     while fs.set_lock(node, lock) == Err(Errno::AGAIN) {
@@ -41,7 +36,7 @@ fn wait_for(fs: &ClusterFs, node: Node<'_>, lock: &FileLock) {
     }
 }
 
-/// An owner of locks in the kernel of this host: an open file. Its locks are the expected results.
+/// An open file of this host. The kernel's answers to its lock calls are the expected results.
 struct Oracle(File);
 
 impl Oracle {
@@ -78,7 +73,6 @@ impl Oracle {
         }
     }
 
-    /// Returns true if a lock of another owner conflicts.
     fn is_refused(&self, lock: &FileLock) -> bool {
         let mut found = Oracle::host(lock);
         fcntl(&self.0, FcntlArg::F_OFD_GETLK(&mut found)).unwrap();
@@ -93,8 +87,7 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     }
     let start = rng.below(POSITIONS);
     let end = match (kind, rng.below(6)) {
-        // Choose unlocks of all bytes often. Without them, one owner would soon keep a lock of all
-        // bytes for ever.
+        // An owner that seldom unlocks all bytes would soon keep a lock of all bytes for ever.
         (LockKind::Unlock, 0..3) => return FileLock::new(owner, kind),
         (_, 5) => FileLock::END_MAX,
         _ => start + rng.below(3),
@@ -102,8 +95,8 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     FileLock::new(owner, kind).with_range(start, end)
 }
 
-/// Six owners on two mounts take and drop random locks. Each call must succeed or fail as in the
-/// kernel of this host.
+/// Six owners on two mounts take and drop random locks. Each call must have the result that it has
+/// in the kernel of this host.
 #[test]
 fn locks_are_given_as_by_the_kernel() {
     let Some(site) = Site::new() else { return };
@@ -121,8 +114,8 @@ fn locks_are_given_as_by_the_kernel() {
         let (fs, node) = (&mounts[owner % 2], nodes[owner % 2]);
         let lock = random_lock(&mut rng, owner as u64);
         if step % 100 == 99 {
-            // The owner closes the file in the mount, which drops its locks. On the host, an unlock
-            // of all bytes does the same.
+            // In the mount, a close drops the owner's locks. On the host, an unlock of all bytes
+            // stands for it.
             fs.unlock_owner(node, owner as u64, false).unwrap();
             oracles[owner].set(&FileLock::new(0, LockKind::Unlock)).unwrap();
         }
@@ -139,8 +132,8 @@ fn locks_are_given_as_by_the_kernel() {
     }
     // Unlocks are never refused.
     assert_eq!(counts.len(), 10, "{counts:?}");
-    // In the table of locks, no two ranges of an owner may overlap. Adjacent ranges of the same
-    // kind must be merged.
+    // The table of locks must not have two overlapping ranges of an owner, nor two adjacent ranges
+    // of one kind.
     let split = site.sql(
         "SELECT count(*) FROM corewalk.flock a JOIN corewalk.flock b USING (ino, session, owner, \
          is_flock) WHERE a.first < b.first AND (a.last >= b.first OR a.last = b.first - 1 AND \
@@ -151,8 +144,7 @@ fn locks_are_given_as_by_the_kernel() {
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.flock"), "0");
 }
 
-/// Adds one to the number in a file, `count` times. Between the read and the write, other threads
-/// can run, so an addition without a lock may be lost.
+/// Without a lock, an addition may be lost: other threads run between its read and its write.
 fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     let node = opened(fs, ino);
     for _ in 0..count {
@@ -172,7 +164,6 @@ fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     fs.release(node);
 }
 
-/// Two threads on each of three mounts add to the number in a file. Returns the final number.
 fn race(has_locks: bool, count: usize) -> Option<u64> {
     let site = Site::new()?;
     let mounts = [site.open(), site.open(), site.open()];
@@ -198,8 +189,7 @@ fn control_additions_without_locks_are_lost() {
     assert!(sum < 300, "{sum}");
 }
 
-/// Two mounts write different parts of a file, each under a lock of its part. The file must then
-/// have both parts.
+/// If two mounts write different parts of a file under locks of these parts, both parts must stay.
 #[test]
 fn parts_of_a_file_are_merged() {
     for len in [24, 40_000] {
@@ -219,17 +209,15 @@ fn parts_of_a_file_are_merged() {
             fs.set_lock(node, &lock(at, LockKind::Unlock)).unwrap();
             times.push(a.getattr(node).unwrap().mtime);
         }
-        // The second flush must set a newer time of the file, so that the kernels drop their cached
-        // pages.
+        // A flush must set a newer time of the file, so that kernels drop their cached pages.
         assert!(times[0] < times[1]);
         let bytes = read(&b, ino);
         assert_eq!((&bytes[..17], bytes.len()), (&b"0000000000000008-"[..], len));
     }
 }
 
-/// A mount has a file open, and another mount changes the file. As soon as the first mount has
-/// reported the new attributes, it must read the new contents too. Otherwise its kernel would keep
-/// old pages under the new time, and show them under a later lock.
+/// A mount that has reported new attributes must also read the new contents. Otherwise its kernel
+/// would keep old pages under the new time.
 #[test]
 fn contents_are_not_older_than_attributes() {
     let Some(site) = Site::new() else { return };
@@ -243,9 +231,9 @@ fn contents_are_not_older_than_attributes() {
     assert_eq!((a.read(node, 0, &mut text), &text), (Ok(3), b"new"));
 }
 
-/// The session of a mount dies while it has a lock and bytes that are not flushed. Then another
-/// mount gets the lock. These bytes must never be written, and the program must get an error
-/// (guarantee K.8 in `lib.rs`).
+/// A mount loses its session while it has a lock and unflushed bytes, and another mount gets the
+/// lock. The bytes must not be written, and the program must get an error (guarantee K.8 in
+/// `lib.rs`).
 #[test]
 fn change_under_a_lost_lock_is_not_made() {
     let Some(site) = Site::new() else { return };
@@ -258,7 +246,7 @@ fn change_under_a_lost_lock_is_not_made() {
     a.set_lock(here, &lock).unwrap();
     a.write(here, 0, b"aaa").unwrap();
     assert_eq!(b.set_lock(there, &lock), Err(Errno::AGAIN));
-    // Only the session of the first mount has this lock.
+    // Only the session of the first mount has a lock.
     site.sql(
         "UPDATE corewalk.session SET until = now() - interval '1 second' WHERE id IN \
          (SELECT session FROM corewalk.flock)",
@@ -273,8 +261,8 @@ fn change_under_a_lost_lock_is_not_made() {
     // Other files can still be changed.
     overwrite(&a, other, 0, b"new").unwrap();
     a.maintain();
-    // The unlock must report the loss of the lock, and so must the next close. After both, the file
-    // must be usable again.
+    // The next unlock and the next close must report a lost lock. After both, the file must be
+    // usable again.
     assert_eq!(a.set_lock(here, &unlock), Err(Errno::IO));
     assert_eq!(a.flush(here), Err(Errno::IO));
     a.set_lock(here, &lock).unwrap();
@@ -286,8 +274,8 @@ fn change_under_a_lost_lock_is_not_made() {
     site.assert_clean();
 }
 
-/// A mount has a lock and bytes that are not flushed. It learns that its session is dead only when
-/// it unlocks. The unlock must fail, and the bytes must not be written.
+/// If an unlock finds that the session is dead, it must fail, and unflushed bytes must not be
+/// written.
 #[test]
 fn unlock_after_the_death_of_the_session_writes_nothing() {
     let Some(site) = Site::new() else { return };
@@ -314,8 +302,8 @@ fn lose_locks(site: &Site) {
     );
 }
 
-/// A program that can only read the file loses its lock. A program that writes the file without a
-/// lock must not lose bytes by that.
+/// A reader loses its lock. A program that writes the same file without a lock must not lose bytes
+/// by that.
 #[test]
 fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     let Some(site) = Site::new() else { return };
@@ -337,7 +325,7 @@ fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     assert_eq!(read(&b, ino), b"bbb");
 }
 
-/// Checks that only open files from before a loss give `EIO`.
+/// After the loss of locks, files that were open before give `EIO`, but newly opened ones work.
 #[test]
 fn file_with_lost_locks_can_be_opened_again() {
     let Some(site) = Site::new() else { return };
@@ -366,12 +354,12 @@ fn file_with_lost_locks_can_be_opened_again() {
         assert_eq!(a.fallocate(old, 0, 9, Fallocate::empty()), Err(Errno::IO));
         assert_eq!(a.set_lock(old, &lock(2)), Err(Errno::IO));
     }
-    // The owner that has lost locks must get no new lock before it has dropped them. Another owner
-    // must get one.
+    // An owner that has lost locks gets no new lock until it has dropped them. Other owners get
+    // one.
     assert_eq!(a.set_lock(new, &lock(1)), Err(Errno::IO));
     a.set_lock(new, &lock(3)).unwrap();
     a.write(new, 0, b"eee").unwrap();
-    // The loss is reported to the files from before it.
+    // The loss is reported to files that were open before it.
     assert_eq!(a.set_lock(owner, &unlock(1)), Err(Errno::IO));
     assert_eq!((a.fsync(new, true), a.flush(owner)), (Ok(()), Err(Errno::IO)));
     a.set_lock(new, &unlock(3)).unwrap();
@@ -382,8 +370,8 @@ fn file_with_lost_locks_can_be_opened_again() {
     assert_eq!(read(&b, ino), b"fff");
 }
 
-/// The object store fails, so written bytes cannot be flushed. An owner whose lock protects these
-/// bytes must keep the lock. An owner whose lock protects no bytes must be able to drop it.
+/// The object store fails, so bytes cannot be flushed. An owner whose lock protects such bytes must
+/// keep the lock, and others must be able to unlock.
 #[test]
 fn unlock_whose_flush_fails_gives_up_no_bytes() {
     let Some(site) = Site::new() else { return };
@@ -430,20 +418,19 @@ fn unlock_that_failed_is_sent_again() {
     a.maintain();
     b.set_lock(there, &lock(1)).unwrap();
     b.unlock_owner(there, 1, false).unwrap();
-    // The next lock call on the file sends the unlock too.
+    // The next lock call on the file repeats the failed unlock.
     a.set_lock(here, &lock(1)).unwrap();
     fails_to_unlock(1);
     a.set_lock(here, &lock(2)).unwrap();
-    // The unlock of an owner has failed and will be sent again. Meanwhile a new owner with the same
-    // number takes a lock. The repeated unlock must not drop it.
+    // A failed unlock is repeated later. It must not drop the lock of a new owner with the same
+    // number.
     fails_to_unlock(2);
     a.set_lock(here, &lock(2)).unwrap();
     a.maintain();
     assert_eq!(b.set_lock(there, &lock(1)), Err(Errno::AGAIN));
 }
 
-/// A late copy of a lock request arrives after the request was answered. It must take no lock, and
-/// drop none.
+/// A late copy of an answered lock request must take no lock, and drop none.
 #[test]
 fn late_copy_of_a_request_changes_no_lock() {
     let Some(site) = Site::new() else { return };
@@ -465,7 +452,7 @@ fn late_copy_of_a_request_changes_no_lock() {
     drop((a, b));
 }
 
-/// flock(2) drops the old lock before it waits for the new one. So a refused call must write the
+/// flock(2) drops the old lock before it waits for the new one. So a refused call is written to the
 /// database's log only if it has dropped a lock.
 #[test]
 fn refused_lock_commits_synchronously_only_if_it_drops_a_lock() {

@@ -15,13 +15,9 @@ use corewalk_testkit::s3::S3Server;
 use crate::fixtures::{ROOT, Site, create, dirty_bytes, file, options, pattern, read, write_new};
 use crate::front::Front;
 
-/// The most dirty bytes of a file.
 const FILE_DIRTY_MAX: u64 = 16 << 20;
-/// The length of one write, in bytes.
 const STEP: usize = 128 << 10;
 
-/// Appends to a file `count` times. Returns the accepted bytes, and the errors of the refused
-/// calls.
 fn append(fs: &ClusterFs, ino: u64, count: u8) -> (Vec<u8>, Vec<Errno>) {
     let (mut accepted, mut errors) = (Vec::new(), Vec::new());
     for step in 0..count {
@@ -34,7 +30,6 @@ fn append(fs: &ClusterFs, ino: u64, count: u8) -> (Vec<u8>, Vec<Errno>) {
     (accepted, errors)
 }
 
-/// Moves the objects of a file system away, so that none can be read or written.
 pub(crate) fn break_store(site: &Site) -> PathBuf {
     let folder = fs::read_dir(site.objects.path()).unwrap().next().unwrap().unwrap().path();
     fs::rename(&folder, folder.with_extension("away")).unwrap();
@@ -68,8 +63,8 @@ fn write_that_failed_is_not_in_the_file_and_what_was_accepted_is_there_once() {
     assert_eq!(errors, []);
     assert_eq!(fs.fsync(file(made.ino), false), Ok(()));
     assert_eq!(dirty_bytes(&fs), 0);
-    // The successful flush must also have deleted the database's records of the objects that could
-    // not be written before.
+    // After a successful flush, the database must have no records of the objects that could not be
+    // written before.
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.pending_object"), "0");
     drop(fs);
     let fs = site.open();
@@ -106,7 +101,7 @@ fn bytes_of_many_files_are_bounded_while_none_can_be_written() {
     site.assert_clean();
 }
 
-/// Makes a file system on an S3 server of the test, behind a proxy.
+/// The S3 server is behind a proxy.
 fn behind_front(site: &Site) -> Option<(Url, S3Server, Front)> {
     let server = S3Server::start("bucket")?;
     let front = Front::of(&server);
@@ -225,8 +220,7 @@ fn sequential_reader_reads_each_object_once_and_some_ahead() {
         }
     }
     assert_eq!(front.connections(), 10);
-    // If a program reads at random offsets, the mount must fetch only the bytes that it asks for,
-    // with one request per read.
+    // Random reads must cost one request each, and fetch only the bytes that the program asks for.
     let fs = ClusterFs::open(&url, &options().with_settings(front.settings())).unwrap();
     fs.open(file(made.ino), 0).unwrap();
     for at in [30 << 20, 10 << 20, 35 << 20, 20 << 20] {
@@ -236,7 +230,7 @@ fn sequential_reader_reads_each_object_once_and_some_ahead() {
     assert_eq!(front.connections(), 14);
 }
 
-/// A mounted tmpfs of one MiB. Dropping the value unmounts it.
+/// Dropping the value unmounts the tmpfs.
 struct Small(PathBuf);
 
 impl Small {

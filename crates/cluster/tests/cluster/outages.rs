@@ -167,9 +167,8 @@ fn role_with_few_privileges_can_mount() {
     site.assert_clean();
 }
 
-/// The database's disk is full, so a change fails and is undone. The mount must be able to use the
-/// change's request slot (a row for its result) again without a statement. Otherwise the next read,
-/// which writes nothing, would fail too.
+/// The database's disk is full, so a change fails. The request slot of the change must be free
+/// again without a statement, or the next read would fail too.
 #[test]
 fn directory_can_be_read_while_the_disk_of_the_database_is_full() {
     let Some(site) = Site::new() else { return };

@@ -11,16 +11,14 @@ use crate::fixtures::{
     ROOT, Site, create, dir, file, list, mkdir, name, options, overwrite, read, write_new,
 };
 
-/// A request slot that no mount uses.
 const SLOT: i32 = 1000;
-/// PL/pgSQL that loops until another connection waits for a lock of this connection.
 pub(crate) const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
     EXIT WHEN EXISTS (SELECT FROM pg_locks WHERE NOT granted
         AND pg_backend_pid() = ANY (pg_blocking_pids(pid)));
     PERFORM pg_sleep(0.01); END LOOP;";
 
-/// Runs PL/pgSQL in a transaction: first `before`, then a statement that locks the directory `ino`,
-/// and then `after`. Calls `call` as soon as the transaction has the lock.
+/// A transaction runs `before`, locks the directory `ino`, and runs `after`. `call` starts as soon
+/// as the lock is taken.
 pub(crate) fn beside<T: Send>(
     site: &Site,
     ino: u64,
@@ -85,8 +83,7 @@ fn failed_change_fails_again_when_a_late_copy_of_it_arrives() {
     site.assert_clean();
 }
 
-/// Stops the PostgreSQL processes whose last statement contains `text` (SIGSTOP). Returns their
-/// pids.
+/// SIGSTOP stops the PostgreSQL processes whose last statement contains `text`.
 pub(crate) fn stop_processes(site: &Site, text: &str) -> Vec<Pid> {
     let pids = site.sql(&format!(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()
@@ -125,8 +122,8 @@ fn change_that_a_soft_mount_gave_up_undoes_no_later_change() {
     chmod(made[0], 0o600).unwrap();
     let stopped = stop_processes(&site, "cw_setattr");
     assert_eq!(stopped.len(), 1);
-    // Two changes wait in the only connection of the mount. Each has a request slot of its own, in
-    // which the database stores its result.
+    // Both changes wait in the only connection of the mount, each with a request slot for its
+    // result.
     let given_up = thread::scope(|scope| {
         let calls = made.map(|ino| scope.spawn(move || chmod(ino, 0o700)));
         calls.map(|call| call.join().unwrap())
@@ -233,8 +230,6 @@ fn file_over_2_gib_is_cut() {
     let made = write_new(&fs, ROOT, "f", &[1; 1000]).ino;
     fs.setattr(file(made), &SetAttr::default().with_size(5 << 30)).unwrap();
     let session = site.session();
-    // Force a custom plan, which sees the values of the parameters. PostgreSQL may also choose such
-    // a plan in a connection of a mount.
     let code = site.sql(&format!(
         "SET plan_cache_mode = force_custom_plan;
         SELECT code FROM cw_setattr({session}, {SLOT}, 1, {made}, NULL, NULL, NULL, {}, NULL, NULL,
@@ -253,14 +248,14 @@ fn object_that_is_replaced_during_a_check_is_no_error() {
     let made = write_new(&fs, ROOT, "f", &[1; 20_000]).ino;
     drop(fs);
     std::fs::remove_dir_all(site.objects.path()).unwrap();
-    // `fsck` takes its snapshot, and then waits for the locked table. Meanwhile delete the slice of
-    // the missing object, as if a mount had replaced the object.
+    // After the snapshot of `fsck`, the slice of the missing object is deleted, as if a mount had
+    // replaced the object. `fsck` must not report it.
     let delete = format!("{UNTIL_ONE_WAITS} DELETE FROM slice WHERE ino = {made};");
     beside(&site, 77_777, "LOCK TABLE usage;", &delete, || site.assert_clean());
 }
 
-/// The answer of a flush is lost. Before the mount repeats the flush, another mount writes to the
-/// file. The next flush of the first mount must keep the bytes of the other one.
+/// The answer of a flush is lost, and another mount writes before the flush is repeated. The
+/// repetition must keep the bytes of the other mount.
 #[test]
 fn repeated_flush_replaces_no_bytes_that_came_between() {
     let Some(site) = Site::new() else { return };
@@ -295,8 +290,8 @@ fn repeated_flush_replaces_no_bytes_that_came_between() {
     assert_eq!(read(&b, ino), b"AACCBB");
 }
 
-/// A session has a lock on a file and dies while a change of it is under way. Another mount must
-/// get the lock only after this change has ended.
+/// A session with a lock dies while a change of it is under way. Another mount must get the lock
+/// only after the change has ended.
 #[test]
 fn lock_waits_for_a_change_of_the_session_before() {
     let changes = [
@@ -326,14 +321,13 @@ fn lock_waits_for_a_change_of_the_session_before() {
     }
 }
 
-/// Two threads find the session of a mount dead: one by a call, and one by the late answer of a
-/// renewal. The first one replaces the session. The second one must not replace it again.
+/// Two threads of a mount find its session dead. The first replaces the session, and the second
+/// must not replace it again.
 #[test]
 fn session_that_two_threads_find_dead_is_replaced_once() {
     let Some(site) = Site::new() else { return };
-    // To provoke the race, make two functions of the database sleep. The call that opens the new
-    // session and the renewal of the dead one use one connection. So the renewal is answered only
-    // after the session was replaced.
+    // Two functions of the database sleep, so that the late renewal is answered only after the
+    // session was replaced.
     site.sql(
         "ALTER FUNCTION cw_renew RENAME TO renew;
         CREATE FUNCTION cw_renew(p_id bigint, p_boot text) RETURNS TABLE

@@ -34,7 +34,7 @@ fn dead_session_drops_its_cache_and_goes_on_as_a_new_one() {
     assert_eq!(fs.lookup(dir(ROOT), name("kept")), Err(Errno::NOENT));
     assert_eq!(fs.getattr(file(kept.ino)).unwrap().ino, kept.ino);
     drop(fs);
-    // The orphan of the dead session, an inode without a name, must be purged by the next mount.
+    // The dead session had a file without a name, which the next mount must purge.
     drop(site.open());
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.orphan"), "0");
     site.assert_clean();
@@ -107,8 +107,8 @@ fn no_session_is_opened_after_the_end_of_a_mount() {
     assert_eq!(site.sql("SELECT count(*) FROM session"), "0");
 }
 
-/// A session renews, and looks for expired sessions. Meanwhile it expires itself, and a call of
-/// another session looks for expired sessions too. The two must not deadlock.
+/// Each of two sessions looks for expired sessions, and one of them is expired itself. The two
+/// statements must not deadlock.
 #[test]
 fn renewals_do_not_deadlock() {
     let Some(site) = Site::new() else { return };

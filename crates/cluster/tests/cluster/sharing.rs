@@ -57,8 +57,8 @@ fn open_beside_dirty_bytes_sees_what_another_mount_has_closed() {
     site.assert_clean();
 }
 
-/// A mount makes a file longer and writes to it, and flushes neither. Meanwhile another mount
-/// replaces the file's object. The unflushed changes must stay.
+/// A mount has unflushed writes and a new size, and another mount replaces the file's object. The
+/// unflushed changes must stay.
 #[test]
 fn changes_that_are_not_flushed_stay_when_an_object_was_replaced() {
     let Some(site) = Site::new() else { return };
@@ -85,8 +85,8 @@ fn changes_that_are_not_flushed_stay_when_an_object_was_replaced() {
     site.assert_clean();
 }
 
-/// Nine files fill the memory for unflushed bytes. Eight of them cannot be flushed. A further write
-/// must find room, because the ninth file can be flushed.
+/// Nine files fill the memory for unflushed bytes, and only one of them can be flushed. A further
+/// write must find room all the same.
 #[test]
 fn write_makes_room_although_other_files_cannot_be_flushed() {
     let Some(site) = Site::new() else { return };
@@ -116,8 +116,8 @@ fn write_makes_room_although_other_files_cannot_be_flushed() {
     site.assert_clean();
 }
 
-/// A mount has unflushed bytes of a file and reads it while its session dies. Another mount then
-/// writes the file. The old bytes must not be written over the newer ones.
+/// A session dies with unflushed bytes, and another mount then writes the file. The old bytes must
+/// not replace the newer ones.
 #[test]
 fn dirty_bytes_of_a_dead_session_are_not_written_over_newer_ones() {
     const LEASE: Duration = Duration::from_secs(2);

@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::database::survive;
 use crate::fixtures::{Pair, takeovers};
 
-/// How long a mount may take to continue after the primary server of its database was killed.
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]

@@ -5,7 +5,6 @@ use corewalk_cluster::ClusterFs;
 
 use crate::fixtures::{ROOT, Site, counter, create, dir, file, list, mkdir, name, read, write_new};
 
-/// Runs `work`, and returns the number of SQL statements that the mount has sent meanwhile.
 fn count<T>(fs: &ClusterFs, work: impl FnOnce() -> T) -> u64 {
     let before = counter(fs, "cluster_statements");
     work();

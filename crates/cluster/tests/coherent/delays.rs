@@ -36,14 +36,12 @@ fn contended_change_needs_few_statements() {
         })
         .collect();
     counts.sort_unstable();
-    // A change costs three statements: the change, the acknowledgement of the other mount, and the
-    // change again. The two notifications are no statements.
+    // A change that waits for another mount costs three statements: the change, the
+    // acknowledgement, and the change again. Notifications are no statements.
     assert!(counts[counts.len() / 2] == 3, "{counts:?}");
     assert!(counts[counts.len() * 99 / 100] <= 5, "{counts:?}");
 }
 
-/// Changes a file three times while the database connections of another mount are stopped. Returns
-/// how long each change took, and the mode of the file that the stopped mount reports afterwards.
 fn change_beside_silent_mount(flaws: Flaws) -> Option<([Duration; 3], u32)> {
     let site = Site::new()?;
     let proxy = Proxy::new(&site.url);

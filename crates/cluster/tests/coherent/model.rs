@@ -1,8 +1,7 @@
 //! A small namespace as a sequential model, and the calls that racing threads make on it.
 //!
-//! There are four names in two directories. Each new inode gets an owner (user ID) that no other
-//! inode has. The model identifies the inode by its owner: a call chooses the owner, but learns the
-//! inode number only from the answer.
+//! There are four names in two directories. A call learns the inode number of a new inode only from
+//! the answer. So the model identifies each inode by its owner (user ID), which the call chooses.
 
 use std::collections::BTreeMap;
 
@@ -19,21 +18,19 @@ const TEXTS: [&str; NAMES] = ["a", "a", "b", "b"];
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Space {
     names: [Option<u32>; NAMES],
-    /// The mode and the number of links of each inode. The key is the inode's owner.
+    /// The mode and the number of links, by the inode's owner.
     inodes: BTreeMap<u32, (u32, u32)>,
 }
 
-/// A call. A name is given by its number, and an inode by its owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Create(usize, u32),
     Lookup(usize),
     Remove(usize, u32),
-    /// Like `Remove`, but removes the name whichever inode it has. Used only for mounts in the
-    /// kernel.
+    /// Like `Remove`, but for mounts in the kernel: removes the name whichever inode it has.
     Unlink(usize),
-    /// Like `Rename`, but fails if the second name exists. All failures look like `ENOENT`. Used
-    /// only for mounts in the kernel.
+    /// Like `Rename`, but for mounts in the kernel: fails if the second name exists. All failures
+    /// look like `ENOENT`.
     Move(usize, usize),
     Rename(usize, usize),
     Exchange(usize, usize),
@@ -46,14 +43,12 @@ pub(crate) enum Op {
 pub(crate) enum Ret {
     Done,
     Found(Option<u32>),
-    /// The mode and the link count.
     Attr(u32, u32),
     Failed(Errno),
 }
 
 impl Space {
-    /// Returns a namespace in which all names are absent. It has inodes of the owners `owners`,
-    /// each with a name outside of the model.
+    /// Each of the inodes has a name outside of the model.
     pub(crate) fn with_inodes(owners: impl Iterator<Item = u32>) -> Space {
         let inodes = owners.map(|owner| (owner, (0o600, 1))).collect();
         Space { inodes, ..Space::default() }
@@ -139,11 +134,9 @@ impl Spec for Space {
     }
 }
 
-/// The two directories in which the calls of a round are made, and the inodes that were made there.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) dirs: [u64; 2],
-    /// The inode number of each owner.
     pub(crate) known: Mutex<Vec<(u32, u64)>>,
 }
 

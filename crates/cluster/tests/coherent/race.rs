@@ -24,19 +24,13 @@ use crate::fixtures::{Pair, ROOT, Site, counter, mkdir, options, takeovers};
 use crate::model::{NAMES, Op, Place, Space};
 use corewalk_testkit::proxy::Proxy;
 
-/// The number of threads of each mount.
 const THREADS: usize = 2;
-/// The number of calls of a thread in a round.
 const CALLS: usize = 50;
-/// The lease time of the mounts. It is short, because some tests wait until it is over.
 const LEASE: Duration = Duration::from_secs(2);
 
-/// The parameters of a run.
 struct Run {
     rounds: usize,
-    /// The longest pause between two calls.
     pace: Duration,
-    /// A mount that makes no changes.
     reader: Option<usize>,
     rng: Rng,
 }
@@ -46,8 +40,8 @@ impl Run {
         Run { rounds, pace, reader: None, rng: Rng::new(seed) }
     }
 
-    /// Runs the rounds. Calls `disturb` in each round while the threads run. Returns the number of
-    /// calls, or a report of the first history that is not linearizable.
+    /// Calls `disturb` in each round while the threads run. Returns the number of calls, or a
+    /// report of the first history that is not linearizable.
     fn race(
         &self,
         mounts: &[ClusterFs],
@@ -100,10 +94,9 @@ impl Run {
     }
 }
 
-/// Chooses a call. Of a hundred calls, `changes` are changes.
 fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op {
     let known: Vec<u32> = place.known.lock().iter().map(|(owner, _)| *owner).collect();
-    // Use only the newest inodes, because most of the older ones have no name any more.
+    // Most of the older inodes have no name any more.
     let known = &known[known.len().saturating_sub(4)..];
     let at = rng.index(NAMES);
     let other = (at + 1 + rng.index(NAMES - 1)) % NAMES;
@@ -126,7 +119,6 @@ fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op 
     }
 }
 
-/// Returns the number of rounds that make about `calls` calls. The environment variable
 /// `COREWALK_COHERENT_CALLS` overrides `calls`.
 fn rounds(mounts: usize, calls: usize) -> usize {
     let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
@@ -170,9 +162,8 @@ fn mount_that_hears_nothing_is_late_but_not_wrong() {
     run.race(&mounts, |_| {}).unwrap_or_else(|text| panic!("{text}"));
 }
 
-/// Two mounts race. In each round, the connections of the second one stop for longer than its lease
-/// time. This mount makes no changes, because a change would wait for the connections. So it goes
-/// on answering from its cache.
+/// The connections of the second mount stop for longer than its lease time. It makes no changes, so
+/// it answers from its cache until the lease is over.
 fn race_with_pauses(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let site = Site::new()?;
     let seed = ReportSeed::new(Seed::choose());
@@ -221,14 +212,12 @@ fn control_mount_that_caches_late_answers_is_caught() {
     assert!(Run::new(400, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
 }
 
-/// Runs a race with a planted flaw, at most four times, until the checker finds the flaw. On a busy
-/// machine one race may not show it. Returns true also if PostgreSQL is not installed.
+/// On a busy machine one race may not show a planted flaw, so up to four are run. Returns true also
+/// if PostgreSQL is not installed.
 fn is_caught(race: impl Fn() -> Option<Result<usize, String>>) -> bool {
     (0..4).any(|_| race().is_none_or(|done| done.is_err()))
 }
 
-/// Two mounts race, and the second one has `flaws`. In each round, `kill` takes the database away
-/// and brings it back.
 fn race_with_kills(
     site: &Site,
     flaws: Flaws,
@@ -244,7 +233,6 @@ fn race_with_kills(
     })
 }
 
-/// Two mounts race. In each round, the database is killed and started again.
 fn race_with_crashes(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let mut postgres = Postgres::start()?;
     let site = Site::on(&postgres);
@@ -266,8 +254,6 @@ fn control_mount_that_keeps_its_cache_over_a_crash_is_caught() {
     assert!(is_caught(|| race_with_crashes(flaws, 30)));
 }
 
-/// Two mounts race. In each round, the primary database server is killed, and the standby takes
-/// over.
 fn race_with_takeovers(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let (mut pair, site) = Pair::new()?;
     Some(race_with_kills(&site, flaws, rounds, || pair.take_over()))

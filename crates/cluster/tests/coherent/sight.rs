@@ -15,7 +15,7 @@ fn find(fs: &ClusterFs, parent: u64, text: &str) -> Result<u64, Errno> {
     fs.lookup(dir(parent), name(text)).map(|attr| attr.ino)
 }
 
-/// Returns two mounts that have listed the root, so that both cache it.
+/// Both mounts have listed the root, and so cache it.
 fn pair(site: &Site) -> [ClusterFs; 2] {
     let both = [site.open(), site.open()];
     both.iter().for_each(|fs| drop(list(fs, ROOT)));
@@ -66,7 +66,7 @@ fn renamed_directory_takes_its_children_along() {
     assert_eq!(b.getattr(dir(from)).unwrap().nlink, 2);
 }
 
-/// Three mounts take turns at changing a file. After each change, all three must see it.
+/// Three mounts take turns at changing a file, and all must see each change.
 #[test]
 fn three_mounts_take_turns() {
     let Some(site) = Site::new() else { return };
@@ -81,8 +81,8 @@ fn three_mounts_take_turns() {
     }
 }
 
-/// A lookup must return the owner and the mode that another mount has set. The kernel uses them for
-/// chmod(2) and in sticky directories, and does not ask for the attributes again.
+/// The kernel uses the owner and the mode of a lookup for chmod(2) and in sticky directories, and
+/// does not ask again. So a lookup must return those that another mount has set.
 #[test]
 fn lookup_brings_the_owner_that_another_mount_has_set() {
     let Some(site) = Site::new() else { return };
@@ -91,8 +91,7 @@ fn lookup_brings_the_owner_that_another_mount_has_set() {
     let child = mkdir(a, parent, "d").ino;
     let linked = create(a, ROOT, "f").ino;
     a.link(file(linked), dir(parent), name("l")).unwrap();
-    // The second mount knows the inodes' attributes only from this listing. It has no leases on
-    // their home directories.
+    // A mount that has only listed a directory has no leases on the home directories of its inodes.
     assert_eq!(names(b, parent), ["d", "l"]);
     for uid in [7, 8] {
         for (node, text) in [(dir(child), "d"), (file(linked), "l")] {

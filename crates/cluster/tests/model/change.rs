@@ -1,5 +1,5 @@
-//! A change, from the call of a program to the confirmation. Also the late copies of changes, which
-//! wait in broken connections.
+//! A change, from the call of a program to its confirmation, and the late copies of changes from
+//! broken connections.
 
 use super::database::{self, Change, Leases, Verdict};
 use super::reader::see_boot;
@@ -38,8 +38,8 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Expires the kernel's entries, and marks the directory as busy. An expiry cannot reach an inode
-/// that the kernel does not know. So a reply that is bringing the kernel this inode stays valid.
+/// An expiry cannot reach an inode that the kernel does not know yet. So a reply that brings the
+/// kernel this inode stays valid.
 pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     let scenario = steps.scenario;
     let reaches_inode = !scenario.is_attribute || mount.kernel_knows;
@@ -47,16 +47,12 @@ pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     mount.stage = Stage::Busy;
 }
 
-/// Returns true if an expiry of the kernel's entries must wait, because a reply is bringing the
-/// kernel a new inode.
 pub(crate) fn waits_for_inode(steps: &Steps, m: usize) -> bool {
     let mount = &steps.from.mounts[m];
     let is_under_way = matches!(mount.reader, Reader::Reply { .. }) && !mount.kernel_knows;
     steps.scenario.waits_for_inode && is_under_way
 }
 
-/// Marks the directory as busy, so that the kernel gets timeouts of 0 for it. Returns true if the
-/// caller must then expire the kernel's entries.
 pub(crate) fn make_busy(steps: &Steps, mount: &mut Mount) -> bool {
     if !steps.scenario.has_kernel {
         return false;
@@ -71,8 +67,6 @@ pub(crate) fn make_busy(steps: &Steps, mount: &mut Mount) -> bool {
     }
 }
 
-/// Begins a change. In one critical section, the server marks the directory as busy and drops its
-/// cached answer.
 fn begin(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.mounts[m].done >= steps.scenario.changes[m] || from.mounts[m].is_dead {
@@ -99,8 +93,8 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // In the control without this protection, the kernel drops its own entry under its lock
-            // of the directory. It holds that lock until the change is answered.
+            // In one control, the kernel drops its own entry under its lock of the directory, and
+            // holds the lock until the change is answered.
             mount.expire_kernel(true);
             false
         };
@@ -110,41 +104,33 @@ fn begin(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Returns true if the mount makes its change under a file lock, and the change fails after the
-/// loss of the lock.
 fn loses_lock(steps: &Steps, state: &State) -> bool {
     state.db.file_lock != FileLock::None && steps.scenario.rules.locked_changes_fail
 }
 
-/// Ends a change with an error to the program.
 fn fail(mount: &mut Mount) {
     mount.writer = IDLE_WRITER;
     mount.done += 1;
     mount.has_failed = true;
 }
 
-/// Drops the item (a name or an attribute) from the server's cache, but keeps its directory cached.
-/// The item is missing there until the change has ended.
 fn forget_item(mount: &mut Mount) {
     for item in &mut mount.cache {
         *item = (*item).min(HELD);
     }
 }
 
-/// Returns the current change of mount `m`, as a request that concerns the directories `dirs`.
 fn current(mount: &Mount, m: usize, dirs: u8) -> Change {
     let Writer { session, moves, .. } = mount.writer;
     let number = mount.change_number();
     Change { mount: m, number, session, moves, dirs, is_past_slot: false }
 }
 
-/// Returns the session under which `mount` would send its change now.
 fn session_of_change(steps: &Steps, mount: &Mount) -> u8 {
     let is_first = mount.writer.session == NONE || !steps.scenario.rules.asks_old_session;
     if is_first { mount.session } else { mount.writer.session }
 }
 
-/// The database receives a change. In most models, the same step runs the whole transaction.
 fn send(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     if from.mounts[m].is_dead {
@@ -171,7 +157,6 @@ fn send(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The database continues a change that it has begun.
 fn started(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let writer = from.mounts[m].writer;
@@ -187,15 +172,12 @@ fn started(steps: &mut Steps, m: usize) {
             finish(steps, next, current(&from.mounts[m], m, 1 << writer.seen));
         }
     } else {
-        // In the control without this protection, the database has checked the leases before it
-        // took the lock. So it checks no leases now.
+        // In one control, the database has already checked the leases before it took the lock.
         database::apply(&scenario, &mut next, current(&from.mounts[m], m, 0));
         answer(steps, next, m, Verdict::Applied);
     }
 }
 
-/// For a change of both directories, takes the next one of the two locks. With the second lock,
-/// runs the change.
 fn lock_next(steps: &mut Steps, mut next: State, m: usize) {
     let taken = next.mounts[m].writer.seen;
     let descends = m == 1 && !steps.scenario.rules.locks_ascend;
@@ -215,7 +197,6 @@ fn lock_next(steps: &mut Steps, mut next: State, m: usize) {
     writer.step = WriteStep::Ready;
     writer.seen = 0;
     let change = current(&next.mounts[m], m, 0b11);
-    // The end of the transaction releases both locks.
     next.db.locks = next.db.locks.map(|lock| if lock == owner { 0 } else { lock });
     finish(steps, next, change);
 }
@@ -225,8 +206,8 @@ fn finish(steps: &mut Steps, mut next: State, change: Change) {
     answer(steps, next, change.mount, verdict);
 }
 
-/// Sends the mount the answer to its change. Only the answer "the change was made" arrives in a
-/// later step. Every other answer arrives in this step, so it needs no state of its own.
+/// Only the answer "the change was made" arrives in a later step. Every other answer arrives at
+/// once, so the model needs no state for it.
 fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     let (version, boot) = (next.db.result[m], next.db.boot);
     let mount = &mut next.mounts[m];
@@ -254,7 +235,6 @@ fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     steps.add_checked(event, m, next, broken);
 }
 
-/// The mount receives the answer that the change was made.
 fn confirm(steps: &mut Steps, m: usize) {
     let (mut next, rules) = (*steps.from, steps.scenario.rules);
     let writer = next.mounts[m].writer;
@@ -269,9 +249,8 @@ fn confirm(steps: &mut Steps, m: usize) {
     if !rules.drops_own_cache {
         forget_item(mount);
     }
-    // A mount may cache the result of its change if the directory was in its cache since it sent
-    // the change. If items can move, the item may be in the other directory, so the result is not
-    // cached.
+    // The result of a change may be cached if the directory was in the cache since the change was
+    // sent. An item that can move may be in the other directory, so it is not cached.
     let is_held = mount.cache[0] == HELD || !rules.installs_only_if_held;
     if !steps.scenario.has_moves && is_held {
         mount.cache[0] = CACHED + writer.version;
@@ -284,8 +263,7 @@ fn confirm(steps: &mut Steps, m: usize) {
     steps.add_checked(Event::ChangeConfirmed, m, next, broken);
 }
 
-/// The connection of a mount breaks. A change that the database has not run yet may stay in a
-/// buffer, so that the database runs it later.
+/// The database may run a change later that is still in a buffer of a broken connection.
 fn lose(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.faults.losses == 0 || from.mounts[m].is_dead {
@@ -306,14 +284,11 @@ fn lose(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Returns the late copy of its change that `mount` leaves behind in a broken connection.
 pub(crate) fn late(mount: &Mount) -> LateChange {
     let Writer { session, moves, .. } = mount.writer;
     LateChange { number: mount.change_number(), session, moves, is_started: false }
 }
 
-/// The database runs the late copy of a change from a broken connection. No mount receives the
-/// answer.
 fn late_copy(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let LateChange { number, session, moves, is_started } = from.mounts[m].late_change;

@@ -7,7 +7,6 @@ use super::state::{
 };
 use super::steps::{Event, Step, Steps};
 
-/// The steps of the database and of time.
 pub(crate) fn steps(steps: &mut Steps) {
     crash(steps);
     let (from, scenario) = (*steps.from, *steps.scenario);
@@ -27,7 +26,6 @@ pub(crate) fn steps(steps: &mut Steps) {
     }
 }
 
-/// Time passes for the database and for every mount but `slow`.
 fn tick(steps: &mut Steps, slow: Option<usize>) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let mut next = from;
@@ -64,7 +62,6 @@ fn tick(steps: &mut Steps, slow: Option<usize>) {
     }
 }
 
-/// Advances the clock of a machine, which its kernel and its server share.
 fn pass_on(mount: &mut Mount) {
     mount.own = mount.own.saturating_sub(1);
     mount.renewal.candidate = mount.renewal.candidate.saturating_sub(1);
@@ -74,8 +71,8 @@ fn pass_on(mount: &mut Mount) {
     }
 }
 
-/// The database crashes and starts again. The rows of UNLOGGED tables and the late copies of
-/// requests are gone. Answers that were sent before the crash may still arrive.
+/// Rows of UNLOGGED tables and late copies of requests do not survive a crash. Answers that were
+/// sent before the crash may still arrive.
 fn crash(steps: &mut Steps) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     if from.faults.crashes == 0 {
@@ -111,8 +108,6 @@ fn add_crash(steps: &mut Steps, event: Event, state: State, broken: Option<&'sta
     steps.found.push(Step { event, mount: MOUNTS, state, is_helpful: false, broken });
 }
 
-/// Undoes the last change, which was not on disk when the database crashed. If the change was
-/// confirmed, returns the property that this breaks.
 fn lose_last_commit(next: &mut State) -> Option<&'static str> {
     let m = usize::from(next.db.last);
     let db = &mut next.db;
@@ -129,7 +124,6 @@ fn lose_last_commit(next: &mut State) -> Option<&'static str> {
     is_lost.then_some("a confirmed change is lost")
 }
 
-/// Drops every request that the database has not run yet.
 fn break_connections(mount: &mut Mount) {
     if mount.writer.step == WriteStep::Started {
         mount.writer.step = WriteStep::Ready;
@@ -143,7 +137,6 @@ fn break_connections(mount: &mut Mount) {
     mount.late_ack = LateAck::default();
 }
 
-/// Adds two possible steps of a mount: its busy directory becomes calm, or its server is killed.
 pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     let from = *steps.from;
     let mount = &from.mounts[m];
@@ -163,8 +156,8 @@ pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Kills the server of a mount. The kernel keeps its entries until their timeouts, and the database
-/// still runs the requests that the server has sent.
+/// A killed server leaves the kernel's entries until their timeouts. The database still runs the
+/// requests that the server has sent.
 fn kill(mount: &mut Mount) {
     let is_sent = matches!(mount.writer.step, WriteStep::Ready | WriteStep::Started);
     if mount.writer.session == NONE {

@@ -8,16 +8,13 @@ use super::scenarios::{
 use super::search::explore;
 use super::state::Faults;
 
-/// The starts of the failures that controls expect.
 const OLD: &str = "a read returned an older version";
 const TWICE: &str = "a change was applied twice";
 const TAKEN: &str = "a change was made under a file lock that another mount had taken over";
 const LOST: &str = "a confirmed change is lost";
 const STUCK: &str = "no helpful step leads from here";
 
-/// A model without one protection.
 struct Control {
-    /// The guarantee of the crate, and the protection.
     name: &'static str,
     leave_out: fn(&mut Rules),
     scenario: Scenario,
@@ -26,8 +23,6 @@ struct Control {
     is_for_deletion: bool,
 }
 
-/// Declares a control. Its arguments are the guarantee, the field of `Rules` that is turned off,
-/// the scenario, and the expected failure.
 macro_rules! control {
     ($rule:literal, $field:ident, $scenario:expr, $fails:expr) => {
         Control {
@@ -40,7 +35,6 @@ macro_rules! control {
     };
 }
 
-/// Runs the controls for both kinds of acknowledgements.
 fn all_fail(controls: &[Control]) {
     for control in controls {
         for ack in [Ack::KeepsLease, Ack::DeletesLease] {
@@ -90,9 +84,9 @@ fn control_holders() {
         control!("K.4", intent_marks_fills, NAMES, OLD),
         control!("K.4", drops_before_ack, LOSSES, OLD),
         control!("K.5", ack_names_intent, LOSSES, OLD),
-        // In this control, a change keeps its old intent after its inode has moved. Either the
-        // holder of the lease is never told. Or its acknowledgement counts for a directory that it
-        // has not dropped. So any failure is accepted.
+        // In this control, a change keeps its intent although its inode has moved. Then a holder is
+        // never told, or an acknowledgement counts for the wrong directory. So any failure is
+        // accepted.
         Control { fails: "", ..control!("K.5", replaces_intent, HOMES, STUCK) },
         control!("K.12", renewal_tells, NAMES, STUCK),
     ]);
@@ -122,7 +116,6 @@ fn control_kernel_entries() {
     ]);
 }
 
-/// A machine that is suspended for longer than the margin.
 const SUSPENDED: Scenario =
     Scenario { faults: Faults { slow_ticks: 2, ..TIMEOUTS.faults }, ..TIMEOUTS };
 

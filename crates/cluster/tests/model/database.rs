@@ -3,27 +3,21 @@
 use super::rules::{Ack, Scenario};
 use super::state::{FileLock, State};
 
-/// Maximum number of intents in a run. It bounds the controls in which dead sessions are not
-/// refused: there, dead sessions write intents for ever.
+/// Maximum number of intents in a run. Dead sessions would write intents for ever in a control that
+/// does not refuse them.
 const MOST_INTENTS: u8 = 7;
 
-/// One copy of a change: the one whose answer the mount waits for, or a late one from a broken
-/// connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Change {
     pub(crate) mount: usize,
     pub(crate) number: u8,
-    /// The session that sent the copy.
     pub(crate) session: u8,
     pub(crate) moves: bool,
     /// The directories whose leases are checked, as a mask.
     pub(crate) dirs: u8,
-    /// True if the copy has looked for a stored result of its change (in the slot of its session)
-    /// before it took the lock. Only one control, which turns a protection off, does so.
     pub(crate) is_past_slot: bool,
 }
 
-/// How a transaction ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Applied,
@@ -31,23 +25,19 @@ pub(crate) enum Verdict {
     Contended,
     Grace,
     Fenced,
-    /// The transaction waits for the lock of another one.
     Blocked,
 }
 
-/// Leases that a change must wait for.
 pub(crate) enum Leases {
     Free,
     Held,
-    /// The lease time of a holder is over, but the holder cannot be marked as dead yet. For
-    /// example, it has a renewal that is not committed.
+    /// The lease time is over, but the session cannot be marked as dead yet, for example because
+    /// its renewal is not committed.
     Unknown,
 }
 
-/// Returns true if the database may mark the session of mount `m` as dead. First it waits for a
-/// renewal that is not committed yet, and then checks the deadline again. After a crash of the
-/// database, the row of the session may have an old deadline. So in the grace period, a session
-/// that has not renewed since the crash is not marked as dead.
+/// A session with an uncommitted renewal must not be marked as dead. In the grace period after a
+/// crash, its row may have an old deadline, so it must not be marked either.
 pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     let (db, rules) = (&state.db, scenario.rules);
     let is_renewed = rules.locks_session_row && state.mounts[m].renewal.is_evaluated;
@@ -56,8 +46,6 @@ pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     db.until[m] == 0 && !is_renewed && !is_protected
 }
 
-/// Returns whether leases of other live sessions on the directories `dirs` block a change of mount
-/// `m`.
 pub(crate) fn foreign_leases(scenario: &Scenario, state: &State, m: usize, dirs: u8) -> Leases {
     let db = &state.db;
     let intent = db.intents[m];
@@ -81,8 +69,6 @@ pub(crate) fn foreign_leases(scenario: &Scenario, state: &State, m: usize, dirs:
     if is_free { Leases::Free } else { Leases::Held }
 }
 
-/// Returns true if the session's slot has the result of this change, so that the change was already
-/// made.
 pub(crate) fn is_in_slot(scenario: &Scenario, state: &State, change: Change) -> bool {
     let slots = state.db.slot[change.mount];
     scenario.rules.has_slots
@@ -90,7 +76,6 @@ pub(crate) fn is_in_slot(scenario: &Scenario, state: &State, change: Change) -> 
         && slots[usize::from(change.session)] >= change.number
 }
 
-/// Runs one copy of a change.
 pub(crate) fn run(scenario: &Scenario, state: &mut State, change: Change) -> Verdict {
     let (rules, m) = (scenario.rules, change.mount);
     if rules.slot_before_fence && is_in_slot(scenario, state, change) {
@@ -132,12 +117,10 @@ pub(crate) fn run(scenario: &Scenario, state: &mut State, change: Change) -> Ver
     }
 }
 
-/// Returns true if every live session has renewed since the crash.
 fn all_registered(scenario: &Scenario, state: &State) -> bool {
     (0..scenario.mounts).all(|m| state.db.registered & (1 << m) != 0 || is_over(scenario, state, m))
 }
 
-/// Applies the change without a check of leases.
 pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     let (db, m) = (&mut state.db, change.mount);
     db.version += 1;
@@ -156,8 +139,6 @@ pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     db.last = u8::from(m == 1) + 2 * u8::from(m == 2);
 }
 
-/// If the last step has applied a change of mount `m` that must not be applied, returns the broken
-/// property.
 pub(crate) fn wrongly_applied(before: &State, state: &State, m: usize) -> Option<&'static str> {
     let mount = &state.mounts[m];
     let made = mount.done + u8::from(mount.is_killed || mount.is_writing());
@@ -170,7 +151,6 @@ pub(crate) fn wrongly_applied(before: &State, state: &State, m: usize) -> Option
         .then_some("a change was made under a file lock that another mount had taken over")
 }
 
-/// Takes an acknowledgement of mount `m`.
 pub(crate) fn acknowledge(scenario: &Scenario, state: &mut State, m: usize, owner: u8, id: u8) {
     let intent = &mut state.db.intents[usize::from(owner)];
     let names_it = intent.id == id || !scenario.rules.ack_names_intent;
@@ -190,8 +170,7 @@ pub(crate) fn acknowledge(scenario: &Scenario, state: &mut State, m: usize, owne
     }
 }
 
-/// Returns an id for each mount. If a change of the mount waits for a lease of mount `m`, it is the
-/// id of the change's intent, and otherwise 0.
+/// For each mount, the intent of its change that waits for a lease of mount `m`, or 0.
 pub(crate) fn waiting_for(scenario: &Scenario, state: &State, m: usize) -> [u8; 3] {
     let mut ids = [0; 3];
     for owner in (0..scenario.mounts).filter(|&owner| owner != m) {

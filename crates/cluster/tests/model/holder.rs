@@ -24,9 +24,8 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     take_file_lock(steps, m);
 }
 
-/// The holder learns that a change of another mount waits (an intent), and drops the server's
-/// cache. It may learn this from a notification or from a renewal. A notification can be lost, so
-/// progress may depend on the renewal alone.
+/// The holder learns of a waiting change by a notification or by a renewal. A notification can be
+/// lost, so progress may depend on the renewal alone.
 fn begin(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.mounts[m].is_dead {
@@ -55,8 +54,6 @@ fn begin(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Drops the server's cached answers, and marks running fills so that their answers are not cached.
-/// Returns true if the caller must then expire the kernel's entries.
 fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
     if steps.scenario.rules.intent_marks_fills {
         mount.mark_fill();
@@ -67,8 +64,8 @@ fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
 
 fn expire_for_intent(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
-    // In the control without this protection, an expiry needs the kernel's lock of the directory. A
-    // change on this mount holds that lock until it is answered.
+    // In one control, an expiry needs the kernel's lock of the directory. A change on the same
+    // mount holds the lock until it is answered.
     let is_locked = !rules.expiry_takes_no_lock && from.mounts[m].is_writing();
     if is_locked || waits_for_inode(steps, m) {
         return;
@@ -84,7 +81,6 @@ fn expire_for_intent(steps: &mut Steps, m: usize) {
     steps.add(Event::HolderExpired, m, next);
 }
 
-/// The database runs the acknowledgement, or the connection breaks before that.
 fn acknowledge(steps: &mut Steps, m: usize) {
     let mut next = *steps.from;
     let Holder { owner, id, .. } = next.mounts[m].holder;
@@ -120,9 +116,8 @@ fn late_ack(steps: &mut Steps, m: usize) {
     steps.add(Event::LateAckRun, m, next);
 }
 
-/// Renews the session. The database computes the new deadline as soon as the renewal is sent, and
-/// commits it later. The mount counts its lease time from the sending, so a late answer leaves it
-/// less of that time.
+/// The database computes the new deadline when the renewal is sent, and commits it later. The mount
+/// counts its lease time from the sending, so a late answer leaves it less time.
 fn renew(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let mount = &from.mounts[m];
@@ -154,7 +149,6 @@ fn renew(steps: &mut Steps, m: usize) {
     steps.add(Event::RenewalEvaluated, m, next);
 }
 
-/// The database commits the new deadline.
 fn commit(next: &mut State, m: usize, renewal: Renewal, registers_after_drop: bool) {
     next.db.until[m] = next.db.until[m].max(renewal.pending);
     if next.db.boot > 0 && (renewal.knew_boot || !registers_after_drop) {
@@ -162,7 +156,6 @@ fn commit(next: &mut State, m: usize, renewal: Renewal, registers_after_drop: bo
     }
 }
 
-/// The mount receives the answer to a committed renewal.
 fn renewed(steps: &mut Steps, m: usize, mut next: State) {
     let rules = steps.scenario.rules;
     let (boot, full) = (next.db.boot, steps.scenario.own_lease());
@@ -176,7 +169,6 @@ fn renewed(steps: &mut Steps, m: usize, mut next: State) {
     }
 }
 
-/// A mount whose session is over drops its caches and opens a new session.
 fn open_session(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if !from.mounts[m].is_dead {
@@ -201,8 +193,6 @@ fn open_session(steps: &mut Steps, m: usize) {
     steps.add(Event::SessionOpened, m, next);
 }
 
-/// Adds the row of a new session of the mount. Removes the leases and the intent of its old
-/// session.
 fn register(steps: &Steps, next: &mut State, m: usize) {
     let db = &mut next.db;
     db.session[m] += 1;
@@ -217,7 +207,6 @@ fn register(steps: &Steps, next: &mut State, m: usize) {
     }
 }
 
-/// The session of the first mount is dead, so a program on another mount takes over its file lock.
 fn take_file_lock(steps: &mut Steps, m: usize) {
     let mut next = *steps.from;
     let is_over = next.db.session[0] > 0 || database::is_over(steps.scenario, &next, 0);

@@ -5,7 +5,6 @@ use super::state::{
     State, Writer,
 };
 
-/// A state as a bit string. Equal states have equal keys, and different states have different keys.
 pub(crate) type Key = [u64; 7];
 
 struct Packer {
@@ -113,7 +112,7 @@ impl Packer {
     }
 }
 
-/// Returns the key of `state`. Ignores all mounts of the state except the first `mounts`.
+/// Mounts beyond the first `mounts` are not part of the key.
 pub(crate) fn pack(state: &State, mounts: usize) -> Key {
     let mut packer = Packer { key: [0; 7], position: 0 };
     packer.database(&state.db);

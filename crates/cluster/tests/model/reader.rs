@@ -1,10 +1,9 @@
 //! Reads of programs. The kernel answers from its cache, the server from its cache, or the database
 //! by a *fill*, whose answer the server then caches.
 //!
-//! In the model, a read begins and ends in the one step in which it gets its value. Real reads take
-//! longer, but longer reads would show no further failure. An earlier begin only lowers the version
-//! that the read must return (`State::floor`). After a later end, the floor rises later, which
-//! affects fewer other reads.
+//! In the model, a read takes a single step, and real reads take longer. Longer reads would show no
+//! further failure. A read that begins earlier may return an older version, and a read that ends
+//! later demands less of other reads (`State::floor`).
 
 use super::database;
 use super::rules::Ack;
@@ -27,14 +26,12 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     end_fill(steps, m);
 }
 
-/// Ends a read of `version`.
 fn read(state: &mut State, version: u8) -> Option<&'static str> {
     let is_old = version < state.floor;
     state.floor = state.floor.max(version);
     is_old.then_some(OLD)
 }
 
-/// The kernel answers a read from its own cache, even if the server was killed.
 fn kernel_read(steps: &mut Steps, m: usize) {
     let mount = &steps.from.mounts[m];
     if mount.kernel > 0 {
@@ -64,8 +61,6 @@ fn cached_read(steps: &mut Steps, m: usize) {
     }
 }
 
-/// The server answers a read from its cache. With a timeout in its reply, it lets the kernel keep
-/// the answer.
 fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     let (scenario, rules) = (*steps.scenario, steps.scenario.rules);
     let broken = read(&mut next, version);
@@ -82,7 +77,7 @@ fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     steps.add_checked(Event::CachedRead, m, next, broken);
 }
 
-/// The kernel takes a reply that the server has written, even if the server was killed meanwhile.
+/// A reply that was written before the kill of the server still reaches the kernel.
 fn take_reply(steps: &mut Steps, m: usize) {
     if let Reader::Reply { version, left } = steps.from.mounts[m].reader {
         let mut next = *steps.from;
@@ -96,9 +91,8 @@ fn take_reply(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A program reads a directory that is not cached, which starts a fill. The database inserts a
-/// lease. It reads the item (a name or an attribute) and the pending intents of other mounts, and
-/// answers.
+/// A read of a directory that is not cached starts a fill. The database inserts a lease and reads
+/// the item and the pending intents of other mounts.
 fn fill(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     let mount = &from.mounts[m];
@@ -135,8 +129,6 @@ fn fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// Returns true if a change of another mount waits for leases on the directory (an intent). Deletes
-/// the intents of dead sessions.
 fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     let (scenario, rules) = (steps.scenario, steps.scenario.rules);
     let mut is_told = false;
@@ -154,8 +146,6 @@ fn has_intent(steps: &Steps, next: &mut State, m: usize, dir: u8) -> bool {
     is_told
 }
 
-/// Inserts the lease of a fill, and ends the program's read. `is_calm` says that no intent waits
-/// for leases on the directory.
 fn grant(steps: &mut Steps, m: usize, mut next: State, dir: u8, is_calm: bool) {
     let is_current = next.db.session[m] == next.mounts[m].session;
     if is_current && (is_calm || steps.scenario.ack == Ack::KeepsLease) {
@@ -191,9 +181,8 @@ fn end_fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A mount sees a new boot id in an answer. So the database has crashed and has lost its leases,
-/// and the mount drops all caches. The mount does not cache this answer either, which costs one
-/// more fill.
+/// A new boot id shows that the database has crashed and lost its leases. So the mount drops all
+/// caches, and does not cache the answer that has the new id.
 pub(crate) fn see_boot(steps: &mut Steps, mut next: State, m: usize, boot: u8) {
     next.drop_everything(m, steps.scenario.rules.drop_marks_fills);
     next.mounts[m].boot = boot;

@@ -3,10 +3,8 @@
 
 use super::state::{CACHED, Faults, FileLock, MOUNTS, NONE, State, WriteStep, Writer};
 
-/// Declares `Rules` with one flag for each protection.
 macro_rules! rules {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// The protections. All are on, except one in each control.
         #[derive(Clone, Copy)]
         pub(crate) struct Rules { $($(#[$doc])* pub(crate) $name: bool,)* }
 
@@ -158,16 +156,12 @@ rules! {
     renewal_tells,
 }
 
-/// The effect of an acknowledgement in the database.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ack {
-    /// The acknowledgement deletes the lease.
     DeletesLease,
-    /// The acknowledgement adds a row to the database, and the lease of the mount stays.
     KeepsLease,
 }
 
-/// The parts and the bounds of one model.
 #[derive(Clone, Copy)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
@@ -175,32 +169,25 @@ pub(crate) struct Scenario {
     pub(crate) ack: Ack,
     pub(crate) mounts: usize,
     pub(crate) dirs: usize,
-    /// How many changes each mount makes.
     pub(crate) changes: [u8; MOUNTS],
     /// For each mount, whether its programs read.
     pub(crate) readers: [bool; MOUNTS],
-    /// The length of a lease in ticks of the database's clock, or 0 in a model without time.
+    /// Lease length in ticks of the database's clock, or 0 in a model without time.
     pub(crate) lease: u8,
-    /// True if the kernel has a cache.
     pub(crate) has_kernel: bool,
-    /// True if the item, which the programs read and change, is an attribute. The kernel keeps an
-    /// attribute together with its inode, and may not know this inode yet.
+    /// Programs change a name, or if true an attribute. The kernel keeps an attribute with its
+    /// inode, which may be new to the kernel.
     pub(crate) is_attribute: bool,
-    /// True if an expiry of the kernel's entries waits for replies that bring the kernel a new
-    /// inode. Otherwise these replies have a timeout of 0.
+    /// If true, an expiry waits for replies with an inode that is new to the kernel. Otherwise such
+    /// replies have a timeout of 0.
     pub(crate) waits_for_inode: bool,
-    /// True if a program on the first mount changes the item (a name or an attribute) under a file
-    /// lock.
     pub(crate) has_file_lock: bool,
-    /// True if changes may move the item to the other directory.
     pub(crate) has_moves: bool,
-    /// True if each change concerns both directories, and takes their two locks in two steps.
     pub(crate) locks_one_by_one: bool,
     pub(crate) faults: Faults,
 }
 
 impl Scenario {
-    /// Two mounts and one directory, without time, kernel or faults.
     pub(crate) const SMALL: Self = Self {
         name: "",
         rules: Rules::ALL,
@@ -223,8 +210,8 @@ impl Scenario {
         self.lease > 0
     }
 
-    /// Returns the number of ticks for which a session trusts a new lease. In a model without time,
-    /// any number but 0 would do.
+    /// How many ticks a session trusts a new lease. In a model without time, any number but 0 would
+    /// do.
     pub(crate) fn own_lease(&self) -> u8 {
         self.lease_in_database() - u8::from(self.rules.margin && self.has_time())
     }
@@ -233,8 +220,6 @@ impl Scenario {
         self.lease.max(1)
     }
 
-    /// Returns the first state of the search: every mount has a session, and no mount caches
-    /// anything.
     pub(crate) fn start(&self) -> State {
         let mut state = State { faults: self.faults, ..State::default() };
         if self.has_file_lock {
@@ -248,8 +233,6 @@ impl Scenario {
         state
     }
 
-    /// Returns true if all begun changes have ended, and each mount whose programs read has the
-    /// item (a name or an attribute) in its cache.
     pub(crate) fn is_goal(&self, state: &State) -> bool {
         (0..self.mounts).all(|m| {
             let mount = &state.mounts[m];
@@ -258,13 +241,10 @@ impl Scenario {
         })
     }
 
-    /// Returns a bit mask of the directories that a change concerns. `home` is the directory that
-    /// has the item (a name or an attribute).
     pub(crate) fn concerned(&self, moves: bool, home: u8) -> u8 {
         if moves || self.locks_one_by_one { 0b11 } else { 1 << home }
     }
 }
 
-/// A writer without a change.
 pub(crate) const IDLE_WRITER: Writer =
     Writer { step: WriteStep::Idle, moves: false, session: NONE, seen: 0, version: 0, boot: 0 };

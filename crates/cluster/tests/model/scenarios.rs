@@ -7,15 +7,12 @@ use super::steps::Event;
 
 const NONE: Faults = Scenario::SMALL.faults;
 
-/// Two mounts change and read one name.
 pub(crate) const NAMES: Scenario =
     Scenario { name: "names", changes: [1, 2, 0], ..Scenario::SMALL };
 
-/// Like the scenario `NAMES`, but connections break, so that messages are lost or arrive late.
 pub(crate) const LOSSES: Scenario =
     Scenario { name: "losses", faults: Faults { losses: 2, ..NONE }, ..NAMES };
 
-/// Three mounts change and read one name.
 pub(crate) const THREE: Scenario = Scenario {
     name: "three mounts",
     mounts: 3,
@@ -24,14 +21,12 @@ pub(crate) const THREE: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// The kernels of two mounts cache a name.
 pub(crate) const KERNEL: Scenario = Scenario { name: "kernel", has_kernel: true, ..NAMES };
 
-/// The kernels of two mounts cache an attribute. Its inode may be new to a kernel, so that an
-/// expiry does not reach it.
+/// The kernels of two mounts cache an attribute. An expiry of entries does not reach an inode that
+/// is new to a kernel.
 pub(crate) const INODES: Scenario = Scenario { name: "inodes", is_attribute: true, ..KERNEL };
 
-/// Two directories: an inode gets another home, and its attributes change.
 pub(crate) const HOMES: Scenario =
     Scenario { name: "homes", dirs: 2, has_moves: true, ..Scenario::SMALL };
 
@@ -39,7 +34,6 @@ pub(crate) const HOMES: Scenario =
 pub(crate) const LOCKS: Scenario =
     Scenario { name: "locks", dirs: 2, locks_one_by_one: true, ..Scenario::SMALL };
 
-/// Leases expire, while the clock of one machine is slow.
 pub(crate) const TIME: Scenario = Scenario {
     name: "time",
     lease: 2,
@@ -47,8 +41,6 @@ pub(crate) const TIME: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// Like the scenario `TIME`, but the kernels cache, and leases are longer. One mount makes changes,
-/// and the other one reads.
 pub(crate) const TIMEOUTS: Scenario = Scenario {
     name: "timeouts",
     lease: 3,
@@ -58,7 +50,6 @@ pub(crate) const TIMEOUTS: Scenario = Scenario {
     ..TIME
 };
 
-/// A mount is killed, and its kernel goes on answering.
 pub(crate) const KILL: Scenario = Scenario {
     name: "kill",
     lease: 2,
@@ -67,7 +58,6 @@ pub(crate) const KILL: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// The database crashes. One mount changes, both read.
 pub(crate) const CRASH: Scenario = Scenario {
     name: "crash",
     lease: 2,
@@ -76,7 +66,6 @@ pub(crate) const CRASH: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// A session ends while one of its changes is under way.
 pub(crate) const SESSION: Scenario = Scenario {
     name: "session",
     lease: 2,
@@ -85,17 +74,14 @@ pub(crate) const SESSION: Scenario = Scenario {
     ..Scenario::SMALL
 };
 
-/// As `SESSION`, but with a file lock that the session loses.
 pub(crate) const FILE_LOCK: Scenario =
     Scenario { name: "file lock", has_file_lock: true, ..SESSION };
 
-/// Checks `scenario` for both kinds of acknowledgements.
 fn both(scenario: Scenario, reached: &[Event]) -> Outcome {
     holds(&Scenario { ack: Ack::KeepsLease, ..scenario }, reached);
     holds(&Scenario { ack: Ack::DeletesLease, ..scenario }, reached)
 }
 
-/// The steps that occur if a change waits until another mount has given up its lease.
 const CONTENTION: [Event; 6] = [
     Event::CachedRead,
     Event::FillCached,

@@ -8,12 +8,10 @@ use super::rules::Scenario;
 use super::steps::{Event, Step, successors};
 use super::trace;
 
-/// Maximum number of states of a model. The search of a model without good bounds stops here,
-/// before it fills the memory.
+/// The search stops here, so that a model without good bounds does not fill the memory.
 const MOST_STATES: usize = 6_000_000;
 
-/// A hash table of the states found so far. Each element of `table` is an index into `keys` plus
-/// one, or 0 if the element is empty.
+/// Each element of `table` is an index into `keys` plus one, or 0 if it is empty.
 struct Found {
     keys: Vec<Key>,
     parents: Vec<u32>,
@@ -33,7 +31,6 @@ impl Found {
         hash ^ (hash >> 29)
     }
 
-    /// Returns the index of `key`, and true if it is new.
     fn insert(&mut self, key: Key, parent: u32) -> (u32, bool) {
         if self.keys.len() * 2 >= self.table.len() {
             self.grow();
@@ -66,7 +63,6 @@ impl Found {
         }
     }
 
-    /// Returns the keys from the first state to state `index`.
     fn path(&self, mut index: u32) -> Vec<Key> {
         let mut path = vec![self.keys[index as usize]];
         while index != 0 {
@@ -78,7 +74,6 @@ impl Found {
     }
 }
 
-/// How a property failed.
 pub(crate) struct Failure {
     pub(crate) reason: &'static str,
     pub(crate) trace: Vec<String>,
@@ -103,7 +98,6 @@ impl Outcome {
     }
 }
 
-/// Visits every state that `scenario` can reach, or stops at the first step that breaks a property.
 pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut found = Found::new();
     let start = scenario.start();
@@ -112,8 +106,6 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     let mut steps = Vec::new();
     let mut outcome =
         Outcome { states: 0, transitions: 0, events: [0; Event::COUNT], failure: None };
-    // The edges of helpful steps (steps without faults), from their target to their source. And the
-    // goals: the states in which all work is done.
     let (mut edges, mut goals) = (Vec::new(), Vec::new());
     while !level.is_empty() && outcome.failure.is_none() {
         let mut next = Vec::new();
@@ -156,8 +148,7 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     outcome
 }
 
-/// Returns the first state from which helpful steps (without faults) reach no goal, a state in
-/// which all work is done.
+/// Returns a state from which no steps without faults complete all work.
 fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u32> {
     edges.sort_unstable();
     let mut reaches = vec![false; states];
@@ -174,7 +165,6 @@ fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u
     reaches.iter().position(|&reaches| !reaches).and_then(|index| u32::try_from(index).ok())
 }
 
-/// Repeats the steps along `path`, and writes a line about each.
 fn retrace(scenario: &Scenario, path: &[Key], last: Option<&Step>) -> Vec<String> {
     let mut state = scenario.start();
     let mut lines = Vec::new();
@@ -190,8 +180,6 @@ fn retrace(scenario: &Scenario, path: &[Key], last: Option<&Step>) -> Vec<String
     lines
 }
 
-/// Asserts that no step of the model breaks a property, and that every event of `reached` occurs in
-/// some step.
 pub(crate) fn holds(scenario: &Scenario, reached: &[Event]) -> Outcome {
     let outcome = explore(scenario);
     println!(

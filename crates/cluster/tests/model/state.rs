@@ -4,14 +4,12 @@
 //! A deadline is a number of ticks that are left, and not a point in time. So a run may last for
 //! ever, and the number of states is finite all the same.
 //!
-//! The model merges states that behave in the same way. For example, a request that is run late has
-//! the same effect as one that is sent late. So a request that was sent has no state of its own,
-//! but a second copy of it has one (`LateChange`, `LateAck`). An answer has a state only if it
-//! shows a value or ends a change.
+//! The model merges states that behave in the same way. For example, a request that the database
+//! runs late has the same effect as one that the mount sends late. So only a second copy of a
+//! request has a state of its own (`LateChange`, `LateAck`). An answer has a state only if it shows
+//! a value or ends a change.
 
-/// The most mounts that a scenario may have.
 pub(crate) const MOUNTS: usize = 3;
-/// The number of directories. Most scenarios use one.
 pub(crate) const DIRS: usize = 2;
 
 /// The server caches nothing of the directory.
@@ -23,11 +21,10 @@ pub(crate) const CACHED: u8 = 2;
 /// No value, where a version or a session is expected.
 pub(crate) const NONE: u8 = 255;
 
-/// An intent: the record of a change that waits until other mounts give up leases. Its owner, the
-/// mount that makes the change, is its index in `Database::intents`.
+/// The record of a change that waits for other mounts to give up leases. Its index in
+/// `Database::intents` is the mount that makes the change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intent {
-    /// 0 if there is none.
     pub(crate) id: u8,
     /// The directories, as a mask.
     pub(crate) dirs: u8,
@@ -35,39 +32,29 @@ pub(crate) struct Intent {
     pub(crate) acked: u8,
 }
 
-/// The database. A session is identified by its mount and by a number, `session`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
     pub(crate) version: u8,
-    /// The directory of the item, which all programs read and change. If the item is a name, it is
-    /// in this directory. If the item is an attribute, its inode is at home there.
+    /// If programs change a name, the directory that has it. If they change an attribute, the home
+    /// of its inode.
     pub(crate) home: u8,
-    /// The mounts with a lease on each directory.
     pub(crate) leases: [u8; DIRS],
-    /// The ticks until each session ends.
     pub(crate) until: [u8; MOUNTS],
-    /// The newest session of each mount.
     pub(crate) session: [u8; MOUNTS],
     pub(crate) intents: [Intent; MOUNTS],
     pub(crate) last_id: u8,
     /// The number of the last applied change, by mount and session.
     pub(crate) slot: [[u8; 2]; MOUNTS],
-    /// The version that the last change of each mount made.
     pub(crate) result: [u8; MOUNTS],
-    /// How many changes of each mount were applied.
     pub(crate) applied: [u8; MOUNTS],
-    /// The mount of the last change, which a crash may lose.
     pub(crate) last: u8,
     pub(crate) boot: u8,
     /// The ticks until changes are allowed after a crash.
     pub(crate) grace: u8,
-    /// The mounts that have renewed since the crash.
     pub(crate) registered: u8,
-    /// The file lock of a program on the first mount. It is lost when the session of this mount
-    /// dies.
+    /// A program on the first mount has the lock, and loses it when the session of its mount dies.
     pub(crate) file_lock: FileLock,
-    /// For each directory, the number of the mount that has its lock, plus one, or 0. Used only
-    /// with `Scenario::locks_one_by_one`.
+    /// Per directory, the number of the mount that has its lock, plus one, or 0.
     pub(crate) locks: [u8; DIRS],
 }
 
@@ -75,21 +62,19 @@ pub(crate) struct Database {
 pub(crate) enum FileLock {
     #[default]
     None,
-    /// The first session of the first mount has the file lock, and makes its change under it.
+    /// The first session of the first mount has the file lock.
     Held,
     /// Another mount has taken the lock, because that session was over.
     TakenOver,
 }
 
-/// A local program's read that the server answers from its cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// The server has read the clock before a request arrived. Only a control, which turns a
-    /// protection off, reaches this state.
+    /// Reached only in a control: the server has read the clock before the request arrived.
     Checked,
-    /// A reply is on its way to the kernel, which may keep it for `left` ticks.
+    /// The kernel may keep the reply for `left` ticks.
     Reply { version: u8, left: u8 },
 }
 
@@ -97,10 +82,9 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// The database has read the item (a name or an attribute) before it took the directory's lock.
-    /// Only a control, which turns a protection off, reaches this state.
+    /// Reached only in a control: the database has read the item before it took the directory's
+    /// lock.
     Snapped,
-    /// An answer that may be cached is under way.
     Answered,
 }
 
@@ -109,8 +93,7 @@ pub(crate) struct Fill {
     pub(crate) step: FillStep,
     pub(crate) dir: u8,
     pub(crate) boot: u8,
-    /// The version of the item (a name or an attribute) in the answer, or `NONE` if the item is not
-    /// in this directory.
+    /// The version in the answer, or `NONE` if the item is not in the filled directory.
     pub(crate) value: u8,
 }
 
@@ -120,30 +103,23 @@ pub(crate) enum WriteStep {
     Idle,
     /// The server has dropped its cache, but not the kernel's.
     Marked,
-    /// The change may be sent, or sent again.
     Ready,
-    /// The transaction of the change has read the home of the item or the leases before it took a
-    /// lock, or has taken only the first of its locks.
+    /// The transaction has taken only the first of its two locks. In a control, it has read the
+    /// home or the leases before it took a lock.
     Started,
-    /// The answer that the change was made is under way.
     Made,
-    /// The change was lost, and the mount does not send it again. Only a control, which turns a
-    /// protection off, reaches this state.
+    /// Reached only in a control: the change was lost and is not sent again.
     Lost,
 }
 
-/// A change of the item (a name or an attribute) by a program. It gives the item a new version, and
-/// may also move it to the other directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writer {
     pub(crate) step: WriteStep,
     pub(crate) moves: bool,
-    /// The session to which the change belongs. `NONE` if that session is over, so that the next
-    /// session sends the change.
+    /// The session that sends the change, or `NONE` if the next session will send it.
     pub(crate) session: u8,
-    /// The meaning depends on the model. If the item can move, it is the home of the item that the
-    /// database has read before it took the lock. Otherwise it is the number of locks that the
-    /// change has taken.
+    /// In models in which items move: the home that was read before the lock was taken. In others:
+    /// the number of locks that the change has taken.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -154,11 +130,9 @@ pub(crate) enum HolderStep {
     #[default]
     Idle,
     Marked,
-    /// The acknowledgement is sent.
     Ready,
 }
 
-/// The holder's work on one intent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) step: HolderStep,
@@ -170,23 +144,20 @@ pub(crate) struct Holder {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Renewal {
     pub(crate) is_evaluated: bool,
-    /// True if the session knew the current boot id of the database when it sent the renewal.
+    /// Whether the session knew the current boot id of the database when it sent the renewal.
     pub(crate) knew_boot: bool,
     /// The deadline on the session's clock, counted from the sending.
     pub(crate) candidate: u8,
-    /// The deadline on the database's clock.
     pub(crate) pending: u8,
 }
 
-/// A late copy of a change. It is in the buffer of a connection that the mount has given up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LateChange {
-    /// 0 if there is none.
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// True if the copy has looked for a stored result of its change (in the slot of its session)
-    /// before it took the lock. Only one control, which turns a protection off, does so.
+    /// True only in a control: the database has looked for a stored result of the change before it
+    /// took the lock.
     pub(crate) is_started: bool,
 }
 
@@ -197,40 +168,35 @@ pub(crate) struct LateAck {
     pub(crate) session: u8,
 }
 
-/// Tells whether the directory has changed lately. Unless it is calm, the server gives the kernel
-/// timeouts of 0.
+/// A directory that has changed lately is not calm, and the server gives the kernel timeouts of 0
+/// for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     #[default]
     Calm,
-    /// From now on the server gives the kernel timeouts of 0, but the kernel still has older
-    /// entries.
+    /// New replies have timeouts of 0, but the kernel may still have older entries.
     Expiring,
     Busy,
 }
 
-/// A mount: the server and the kernel of its machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mount {
     pub(crate) is_killed: bool,
     pub(crate) session: u8,
     pub(crate) boot: u8,
-    /// The number of ticks for which the server still trusts its cache, by its own clock.
+    /// Ticks for which the server still trusts its cache, by its own clock.
     pub(crate) own: u8,
     /// True if the database has said that this session is over.
     pub(crate) is_dead: bool,
     pub(crate) cache: [u8; DIRS],
-    /// The version of the item (a name or an attribute) in the kernel's cache, plus one. It is 0 if
-    /// the kernel has not cached the item.
     pub(crate) kernel: u8,
     pub(crate) kernel_left: u8,
-    /// True if the kernel knows the inode. Otherwise an invalidation of the inode has no effect.
+    /// The kernel ignores an invalidation of an inode that it does not know.
     pub(crate) kernel_knows: bool,
     pub(crate) stage: Stage,
     pub(crate) reader: Reader,
     pub(crate) fill: Fill,
     pub(crate) writer: Writer,
-    /// How many changes of this mount's programs have ended, either confirmed or failed.
     pub(crate) done: u8,
     pub(crate) has_failed: bool,
     pub(crate) holder: Holder,
@@ -239,16 +205,12 @@ pub(crate) struct Mount {
     pub(crate) late_ack: LateAck,
 }
 
-/// How often each fault may still happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
-    /// Connections that end with a change or an acknowledgement under way.
     pub(crate) losses: u8,
     pub(crate) crashes: u8,
     pub(crate) kills: u8,
-    /// Ends of sessions of running mounts, because a renewal did not come in time.
     pub(crate) expiries: u8,
-    /// Ticks that the clock of one machine misses.
     pub(crate) slow_ticks: u8,
 }
 
@@ -262,14 +224,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Returns true if, by its committed row, `session` is the newest session of mount `m`, and its
-    /// lease time is not over.
+    /// An uncommitted renewal does not make a session live.
     pub(crate) fn is_session_live(&self, m: usize, session: u8) -> bool {
         self.db.session[m] == session && self.db.until[m] > 0
     }
 
-    /// Drops all answers that the server and the kernel of mount `m` have cached, and the replies
-    /// on their way to the kernel.
+    /// The replies on their way to the kernel are dropped, too.
     pub(crate) fn drop_everything(&mut self, m: usize, marks_fills: bool) {
         let mount = &mut self.mounts[m];
         mount.cache = [ABSENT; DIRS];
@@ -285,25 +245,19 @@ impl Mount {
         self.writer.step != WriteStep::Idle
     }
 
-    /// Returns the number of the mount's current change, or of its next change if it makes none
-    /// now.
     pub(crate) fn change_number(&self) -> u8 {
         self.done + 1
     }
 
-    /// Returns true if the mount runs, and does not know that its session is over.
     pub(crate) fn runs(&self) -> bool {
         !self.is_killed && !self.is_dead
     }
 
-    /// Marks the running fill, so that its answer will not be cached. Then the model needs no state
-    /// for it.
+    /// The answer of a marked fill will not be cached, so the model drops the fill.
     pub(crate) fn mark_fill(&mut self) {
         self.fill = Fill::default();
     }
 
-    /// Drops the entries in the kernel's cache. If `reaches_replies`, also drops the reply that is
-    /// on its way to the kernel.
     pub(crate) fn expire_kernel(&mut self, reaches_replies: bool) {
         self.kernel = 0;
         self.kernel_left = 0;

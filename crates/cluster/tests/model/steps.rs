@@ -4,7 +4,6 @@ use super::rules::Scenario;
 use super::state::State;
 use super::{change, clock, holder, reader};
 
-/// Declares the kinds of steps. Each has a text, which a trace prints for it.
 macro_rules! events {
     ($($name:ident: $text:literal,)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,12 +71,11 @@ pub(crate) struct Step {
     pub(crate) event: Event,
     pub(crate) mount: usize,
     pub(crate) state: State,
-    /// True if the step counts as progress. Faults and the end of a running mount's session do not.
+    /// False for faults, and for the end of a running mount's session: they are no progress.
     pub(crate) is_helpful: bool,
     pub(crate) broken: Option<&'static str>,
 }
 
-/// The steps found so far from one state.
 pub(crate) struct Steps<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) from: &'a State,
@@ -89,7 +87,6 @@ impl Steps<'_> {
         self.add_checked(event, mount, state, None);
     }
 
-    /// Adds a step that does not count for progress.
     pub(crate) fn add_fault(&mut self, event: Event, mount: usize, state: State) {
         self.found.push(Step { event, mount, state, is_helpful: false, broken: None });
     }
@@ -105,7 +102,6 @@ impl Steps<'_> {
     }
 }
 
-/// Adds every step from `state` to `found`.
 pub(crate) fn successors(scenario: &Scenario, state: &State, found: &mut Vec<Step>) {
     let mut steps = Steps { scenario, from: state, found };
     for m in 0..scenario.mounts {

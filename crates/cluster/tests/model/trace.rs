@@ -4,7 +4,6 @@ use super::rules::Scenario;
 use super::state::{CACHED, HELD, State};
 use super::steps::Step;
 
-/// Returns the line of a trace for `step`: the mount, what happened, and what the step changed.
 pub(crate) fn line(scenario: &Scenario, before: &State, step: &Step) -> String {
     let after = &step.state;
     let mut changes = Vec::new();

@@ -5,12 +5,9 @@ use corewalk::{Errno, InodeRef, May, SetAttr};
 use super::Bench;
 use crate::answer::{Answer, Checked, ensure};
 
-/// The access mode of open(2) for reads and writes.
 const O_RDWR: u32 = 2;
-/// The length of one read of a whole file, in bytes.
 const READ_BYTES: usize = 64 << 10;
 
-/// An open file. Dropping it closes the file.
 pub(crate) struct OpenFile<'b> {
     bench: &'b Bench,
     inode: InodeRef<'b>,
@@ -29,7 +26,6 @@ impl Bench {
         Ok(OpenFile { bench: self, inode: inode.clone(), handle: opened.handle })
     }
 
-    /// Sets the size of a file.
     pub(crate) fn truncate(&self, inode: &InodeRef<'_>, size: u64) -> Checked {
         let set = SetAttr::default().with_size(size);
         let attr = self.vfs.setattr(&self.cred, inode, &set).needs("setattr of the size")?;
@@ -52,10 +48,9 @@ impl OpenFile<'_> {
         self.handle
     }
 
-    /// Returns the bytes of one read.
     pub(crate) fn read(&self, at: u64, len: usize) -> Checked<Vec<u8>> {
-        // Fill the buffer with a byte other than zero. If the back end counts bytes as read but
-        // does not write them, the check notices this byte.
+        // The buffer is filled with a byte other than zero. So a check notices a byte that the back
+        // end counts as read but does not write.
         let mut buf = vec![0xee; len];
         let call = || format!("read of {len} bytes at {at}");
         let count = self.bench.vfs.read(&self.inode, self.handle, at, &mut buf).must(&call())?;
@@ -73,8 +68,8 @@ impl OpenFile<'_> {
                 return Ok(content);
             }
             content.extend_from_slice(&page);
-            // During these reads, a check extends the file to at most twice its size. If the reads
-            // return more bytes than that, the back end does not report the end of the file.
+            // Meanwhile, a check extends the file to at most twice its size. If the reads return
+            // more, the back end reports no end of the file.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")
@@ -82,7 +77,6 @@ impl OpenFile<'_> {
         }
     }
 
-    /// Writes all of `bytes`.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Checked {
         self.write_with(bytes, |done, rest| {
             let at = at + done as u64;
@@ -90,7 +84,6 @@ impl OpenFile<'_> {
         })
     }
 
-    /// Appends all of `bytes` to a file with `end` bytes.
     pub(crate) fn append(&self, end: u64, bytes: &[u8]) -> Checked {
         self.write_with(bytes, |done, rest| {
             let end = end + done as u64;

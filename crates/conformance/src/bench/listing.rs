@@ -8,16 +8,13 @@ use corewalk::{Attr, DirEntry, FileKind, InodeRef};
 use super::Bench;
 use crate::answer::{Answer, Checked, Stop, ensure};
 
-/// The most entries of one directory that a check reads.
 const ENTRIES_MAX: usize = 100_000;
-/// The entries of a page in [`Bench::list`].
 const PAGE: usize = 128;
 
-/// An entry that a listing has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: Vec<u8>,
-    /// The inode number of the entry, or 0 if neither the back end nor the cache knows it.
+    /// The inode number, or 0 if neither the back end nor the cache knows it.
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
     pub(crate) cookie: u64,
@@ -36,14 +33,12 @@ impl Entry {
 }
 
 impl Bench {
-    /// Returns all entries of a directory.
     pub(crate) fn list(&self, dir: &InodeRef<'_>) -> Checked<Vec<Entry>> {
         self.list_from(dir, 0, PAGE, &mut |_| Ok(()))
     }
 
-    /// Lists the directory from the entry behind `cookie` to its end, in pages of at most `page`
-    /// entries. After each page, calls `between` with all entries so far. Checks that the cookies
-    /// are unique and not 0.
+    /// Calls `between` with all entries so far after each page. The cookies must be unique and not
+    /// 0.
     pub(crate) fn list_from(
         &self,
         dir: &InodeRef<'_>,
@@ -73,8 +68,7 @@ impl Bench {
         }
     }
 
-    /// Reads one page of a directory: at most `page` entries behind `cookie`. Then the callback
-    /// refuses further entries, like that of a server whose reply buffer is full.
+    /// Like a server with a full reply buffer, the callback refuses entries after `page` of them.
     fn page(&self, dir: &InodeRef<'_>, cookie: u64, page: usize) -> Checked<Vec<Entry>> {
         let (mut found, mut calls) = (Vec::new(), 0_usize);
         let listed = self.vfs.readdir(dir, cookie, &mut |entry| {

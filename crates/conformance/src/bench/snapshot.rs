@@ -9,24 +9,20 @@ use crate::answer::{Answer, Checked, Stop, ensure};
 
 const FILES_MAX: usize = 2_000;
 
-/// The state of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct State {
     ino: u64,
     mode: u32,
     nlink: u32,
     owner: (u32, u32),
-    /// The content of a regular file, or the target of a symbolic link.
     bytes: Vec<u8>,
 }
 
-/// The state of all files, by path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot(BTreeMap<String, State>);
 
 impl Bench {
-    /// Reads the whole tree and returns its state. The cache is evicted first, so that the back end
-    /// answers.
+    /// Evicts the cache first, so that the back end answers.
     pub(crate) fn snapshot(&self) -> Checked<Snapshot> {
         self.cool();
         let mut files = BTreeMap::new();
@@ -55,17 +51,16 @@ impl Bench {
             _ => Vec::new(),
         };
         let (ino, mode, nlink) = (attr.ino, attr.mode, attr.nlink);
-        // A back end without numbers gets other numbers after each eviction.
+        // If the back end has no inode numbers, the cache makes up new ones after each eviction.
         let ino = if self.has_numbers()? { ino } else { 0 };
         Ok(State { ino, mode, nlink, owner: (attr.uid, attr.gid), bytes })
     }
 
-    /// Returns true if the back end numbers its files itself.
     pub(crate) fn has_numbers(&self) -> Checked<bool> {
         self.fs.root().must("root").map(|attr| attr.ino != 0)
     }
 
-    /// Checks that a call fails with one of the errors `wanted`, and changes nothing in the tree.
+    /// A call that fails must leave the whole tree unchanged.
     pub(crate) fn fails<T>(
         &self,
         what: &str,
@@ -86,7 +81,6 @@ impl Bench {
 }
 
 impl Snapshot {
-    /// Returns the first path whose state differs.
     fn difference(&self, other: &Snapshot) -> Option<String> {
         let paths = self.0.keys().chain(other.0.keys());
         let differs = |path: &&String| self.0.get(*path) != other.0.get(*path);

@@ -7,8 +7,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::Bench;
 
-/// A time long ago, so that each change has a later time, and without a fraction of a second, which
-/// some back ends do not store.
+/// Long ago, so that each later change has a newer time. Whole seconds, because some back ends
+/// store no fractions.
 const PAST: Timespec = Timespec { secs: 1_000_000_000, nanos: 0 };
 
 fn change(bench: &Bench, inode: &InodeRef<'_>, set: &SetAttr, what: &str) -> Checked<Attr> {
@@ -37,7 +37,7 @@ pub(super) fn set(bench: &Bench) -> Checked {
     ensure_bytes("the content", &bench.open(&file)?.read_all()?, &content[..100])?;
     let owner = SetAttr::default().with_uid(1234).with_gid(5678);
     match bench.vfs.setattr(&bench.cred, &file, &owner) {
-        // A back end that stores files as an ordinary user cannot.
+        // A back end that stores files as an ordinary user cannot change their owner.
         Err(error) if error == Errno::PERM || is_unsupported(error) => {}
         answer => {
             let attr = answer.must("setattr of the owner")?;
@@ -54,7 +54,7 @@ pub(super) fn set(bench: &Bench) -> Checked {
     ensure_eq("the size, found again,", bench.attr(&bench.find(&root, "f")?)?.size, 100)
 }
 
-/// A file size that no file system supports: it is beyond the largest file offset of Linux.
+/// Beyond the largest file offset of Linux.
 const TOO_LARGE: u64 = 1 << 63;
 
 pub(super) fn all_or_none(bench: &Bench) -> Checked {
@@ -80,7 +80,6 @@ pub(super) fn all_or_none(bench: &Bench) -> Checked {
     }
 }
 
-/// Sets both times of a file to [`PAST`].
 fn make_old(bench: &Bench, inode: &InodeRef<'_>) -> Checked {
     let past = SetTime::At(PAST);
     let set = SetAttr::default().with_mtime(past).with_atime(past);

@@ -6,12 +6,9 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure_bytes, ensure_eq};
 use crate::bench::Bench;
 
-/// The number of steps of the check `random`, and the upper limit of its offsets in bytes.
 const STEPS: usize = 400;
 const SIZE_MAX: usize = 300_000;
 
-/// Makes random writes, appends, truncations and reads of a file, and compares the file with a
-/// vector of bytes after them.
 pub(super) fn random(bench: &Bench) -> Checked {
     let file = bench.file(&bench.root(), "f", b"")?;
     let (mut open, mut model, mut rng) =
@@ -58,7 +55,6 @@ pub(super) fn holes(bench: &Bench) -> Checked {
     let file = bench.file(&root, "f", b"")?;
     let open = bench.open(&file)?;
     let mut model = Vec::new();
-    // Each write leaves a hole before it, and the offsets are at no block boundaries.
     for (number, at) in [1_048_583, 4095, 70_000, 300_001].into_iter().enumerate() {
         let bytes = pattern(number as u64, 5_000);
         open.write(at as u64, &bytes)?;
@@ -95,9 +91,6 @@ pub(super) fn truncate(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Truncates a file to `cut` bytes, extends it to `end` bytes, and checks that the new bytes are
-/// zeros. Does this twice: with a change of the size, and with a write at `end`. Writes `content`
-/// before each truncation.
 fn cut_and_extend(
     bench: &Bench,
     file: &InodeRef<'_>,
@@ -140,7 +133,6 @@ pub(super) fn append(bench: &Bench) -> Checked {
     bench.has_content(&root, "f", &model)
 }
 
-/// The handles that `opened` has of one file at once.
 const HANDLES: usize = 24;
 
 pub(super) fn opened(bench: &Bench) -> Checked {
@@ -157,7 +149,7 @@ pub(super) fn opened(bench: &Bench) -> Checked {
     bench.rename((&root, "f"), (&dir, "g"), RenameMode::Replace).needs("rename")?;
     same("the open file after its rename", &content)?;
     bench.rename((&root, "dir"), (&root, "moved"), RenameMode::Replace).must("rename")?;
-    // Another file under the old name is not the open one.
+    // Another file under the old name must not change the open one.
     bench.file(&root, "f", b"another")?;
     same("the open file after a rename of its directory", &content)?;
     handles[0].write(0, b"written")?;

@@ -1,9 +1,9 @@
 //! Checks that call a back end directly, without the cache above it. They are for back ends that
 //! find files by inode number.
 //!
-//! The cache answers some calls without the back end. For example, it refuses to create a name that
-//! exists, or a file in a removed directory. The back end must refuse these calls too, because the
-//! cache may not know that the name exists, or may learn too late that the directory was removed.
+//! Some calls are answered by the cache alone, such as the creation of a name that exists. The back
+//! end must refuse these calls too. The cache may not know that the name exists, or may learn too
+//! late that a directory was removed.
 
 use corewalk::attr::mode::{S_IFDIR, S_IFREG};
 use corewalk::{Errno, FileKind, Node, RenameMode};

@@ -10,10 +10,9 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq};
 use crate::bench::Bench;
 
-/// The files that `numbers` makes and removes, one after the other.
 const FILES: u64 = 300;
 
-/// Checks that a stale file handle does not reach a new file (trap P11 in `traps.md`).
+/// A stale file handle must not reach a new file (trap P11 in `traps.md`).
 pub(super) fn numbers(bench: &Bench) -> Checked {
     let root = bench.root();
     let mut seen = HashSet::new();
@@ -51,7 +50,7 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
         } else {
             bench.unlink(&root, "f").must("remove")?;
         }
-        // Rare evictions make the cache forget several inodes together.
+        // With rare evictions, the cache forgets several inodes together.
         if round % 3 == 0 {
             bench.cool();
         }
@@ -62,12 +61,11 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
 pub(super) fn unlinked(bench: &Bench) -> Checked {
     let (root, content) = (bench.root(), pattern(1, 10_000));
     let file = bench.file(&root, "f", &content)?;
-    // A back end by path alone keeps only open files.
+    // A back end that only knows paths keeps a removed file only while it is open.
     let open = bench.open(&file)?;
     bench.unlink(&root, "f").needs("remove")?;
     bench.is_absent(&root, "f")?;
     stays_usable(bench, &file, &open, &content)?;
-    // A new file under the name is another one.
     let again = bench.file(&root, "f", b"another file")?;
     ensure(again.ino() != file.ino(), || "the new file is the removed one".to_owned())?;
     ensure_bytes(
@@ -87,8 +85,8 @@ pub(super) fn unlinked(bench: &Bench) -> Checked {
     stays_usable(bench, &closed, &open, &content)
 }
 
-/// An unlinked file must still be usable. Afterwards it has 100 bytes: the first 50 bytes of
-/// `content`, and zeros.
+/// An unlinked file must stay usable. In the end it has the first 50 bytes of `content`, and 50
+/// zeros.
 fn stays_usable(
     bench: &Bench,
     file: &InodeRef<'_>,

@@ -48,8 +48,6 @@ pub(super) fn hard(bench: &Bench) -> Checked {
     nameless(bench)
 }
 
-/// Makes a file without a name (`O_TMPFILE`), and then gives it a name by a link, if the back end
-/// supports that.
 fn nameless(bench: &Bench) -> Checked {
     let root = bench.root();
     let made = bench.vfs.tmpfile(&bench.cred, &root, bench.new_file(S_IFREG | 0o600));

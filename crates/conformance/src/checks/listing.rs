@@ -14,14 +14,10 @@ use super::tree::{collect_dirs, populate};
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_eq, ensure_names, is_unsupported};
 use crate::bench::{Bench, Entry};
 
-/// The entries of the directory that the checks of cookies make.
 const ENTRIES: usize = 300;
-/// Maximum number of cookies that the check `cookies` tests. For each, it lists the directory from
-/// the cookie to the end.
 const COOKIES_MAX: usize = 40;
 
-/// Makes a directory with many files for the checks of cookies. Over a read-only back end, these
-/// checks use the files that it has.
+/// A read-only back end keeps the files that it has.
 fn populate_large(bench: &Bench) -> Checked {
     populate(bench)?;
     let made = || -> Checked {
@@ -38,7 +34,6 @@ fn names(entries: &[Entry]) -> Vec<String> {
     entries.iter().map(Entry::text).collect()
 }
 
-/// Lists `dir` from `cookie` to its end.
 fn list_behind(bench: &Bench, dir: &InodeRef<'_>, cookie: u64) -> Checked<Vec<Entry>> {
     bench.list_from(dir, cookie, 64, &mut |_| Ok(()))
 }
@@ -47,7 +42,6 @@ pub(super) fn cookies(bench: &Bench) -> Checked {
     populate_large(bench)?;
     let mut entries = 0;
     for dir in collect_dirs(bench)? {
-        // `list` checks that the cookies are unique and not 0.
         let all = bench.list(&dir)?;
         entries += all.len();
         let mut unique = names(&all);
@@ -76,8 +70,6 @@ pub(super) fn pages(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// The number of files that the check `changes` never changes. It is also the number of files that
-/// the check removes or renames.
 const STAY: usize = 60;
 
 pub(super) fn changes(bench: &Bench) -> Checked {
@@ -94,13 +86,12 @@ pub(super) fn changes(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Lists `dir`, and changes it after each page. Each unchanged entry must be listed exactly once.
 fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let mut turn = 0;
     let mut goes: Vec<String> = (0..STAY).map(|number| format!("go{number}")).collect();
     let mut change = |listed: &[Entry]| -> Checked {
-        // Stop when all files in `goes` are removed or renamed. A listing may include new files, so
-        // it would never end if each page were followed by a new file.
+        // A listing may include new files, so it would never end if each page were followed by a
+        // new file.
         if goes.is_empty() {
             return Ok(());
         }
@@ -138,8 +129,7 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     Ok(())
 }
 
-/// Checks that the cookies of `before`, an older listing, still work after changes of the
-/// directory: a listing from each cookie must have the same unchanged entries, in the same order.
+/// If old cookies still work, a listing from each has the same unchanged entries in the same order.
 fn order_is_kept(bench: &Bench, dir: &InodeRef<'_>, before: &[Entry]) -> Checked {
     let staying = |entries: &[Entry]| -> Vec<String> {
         names(entries).into_iter().filter(|name| name.starts_with("stay")).collect()

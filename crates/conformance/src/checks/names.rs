@@ -22,7 +22,6 @@ pub(super) fn kinds(bench: &Bench) -> Checked {
         let what = bench.new_file(mode).with_rdev(rdev);
         let made =
             match bench.vfs.make(&bench.cred, &root, Name::new(text.as_bytes()).must("")?, what) {
-                // A back end may have only files and directories.
                 Err(error) if !matches!(text, "file" | "directory") && is_refused(error) => {
                     continue;
                 }
@@ -48,8 +47,6 @@ pub(super) fn kinds(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Returns true if `error` is one with which a back end may refuse mknod(2) for a type of file that
-/// it does not support.
 fn is_refused(error: Errno) -> bool {
     is_unsupported(error) || [Errno::PERM, Errno::INVAL].contains(&error)
 }
@@ -91,7 +88,7 @@ pub(super) fn bytes(bench: &Bench) -> Checked {
         let name = Name::new(text).must("a valid name")?;
         let what = bench.new_file(S_IFREG | 0o644);
         match bench.vfs.make(&bench.cred, &dir, name, what) {
-            // A back end may refuse a name that it cannot store. But a name that it accepts must be
+            // A back end may refuse a name that it cannot store. A name that it accepts must be
             // found and listed.
             Err(Errno::INVAL | Errno::ILSEQ) => continue,
             answer => drop(answer.needs(&format!("make of {:?}", String::from_utf8_lossy(text)))?),
@@ -134,8 +131,6 @@ pub(super) fn remove(bench: &Bench) -> Checked {
     bench.rmdir(&root, "dir").must("remove of an empty directory")?;
     bench.cool();
     bench.is_absent(&root, "dir")?;
-    // After rmdir, the name of the directory is free again. So a regular file can be made with that
-    // name.
     bench.file(&root, "dir", b"now a file")?;
     bench.has_content(&root, "dir", b"now a file")?;
     bench.has_content(&root, "file", b"file")

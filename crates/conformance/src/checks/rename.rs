@@ -1,7 +1,7 @@
 //! Checks of `rename`.
 //!
-//! The cache may refuse a rename without calling the back end. So the checks evict all names before
-//! a rename, and also afterwards, so that they read the result from the back end.
+//! The cache may refuse a rename by itself, so the checks evict all names before a rename. They
+//! evict them afterwards too, to read the result from the back end.
 
 use corewalk::{Errno, FileKind, RenameMode};
 
@@ -9,7 +9,6 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure_eq, is_without_mode};
 use crate::bench::{Bench, Place};
 
-/// Renames, after all unused names were evicted.
 fn rename(bench: &Bench, from: Place<'_>, to: Place<'_>, mode: RenameMode) -> Checked {
     bench.cool();
     let call = format!("rename of {:?} to {:?} ({mode:?})", from.1, to.1);
@@ -37,7 +36,6 @@ pub(super) fn moves(bench: &Bench) -> Checked {
     ensure_eq("the inode in the new directory", bench.find(&b, "moved")?.ino(), number)?;
     bench.has_content(&b, "moved", &content)?;
     ensure_eq("the entries left in the old directory", bench.list(&a)?.len(), 0)?;
-    // A directory moves with everything below it.
     rename(bench, (&root, "b"), (&a, "sub"), RenameMode::Replace)?;
     drop(b);
     let sub = bench.find(&a, "sub")?;
@@ -115,8 +113,6 @@ pub(super) fn exchange(bench: &Bench) -> Checked {
     rename(bench, (&root, "a"), (&dir, "b"), RenameMode::Exchange)?;
     bench.has_content(&root, "a", b"content of b")?;
     bench.has_content(&dir, "b", b"content of a")?;
-    // Check that an exchange also swaps a file and a directory, and that the directory keeps the
-    // file in it.
     let full = bench.dir(&root, "full")?;
     bench.file(&full, "child", b"child")?;
     drop(full);

@@ -6,10 +6,11 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::{Bench, OpenFile};
 
-/// A file may use this many bytes of disk space more than twice its size: for preallocation, and
-/// for the unused end of a large block.
+/// A file may use so many bytes of disk space beyond twice its size, for preallocation and for the
+/// rest of a large block.
 const BESIDE_BYTES: u64 = 16 << 20;
-/// The unit of the ranges for `fallocate`, in bytes: a multiple of each usual block size.
+/// Ranges for fallocate(2) are multiples of this number of bytes, which is a multiple of each usual
+/// block size.
 const UNIT: u64 = 64 << 10;
 
 pub(super) fn blocks(bench: &Bench) -> Checked {
@@ -32,7 +33,6 @@ pub(super) fn blocks(bench: &Bench) -> Checked {
     ensure_eq("the size of a file cut to nothing", bench.attr(&file)?.size, 0)
 }
 
-/// A file and the bytes that it must have.
 struct Modelled<'b> {
     bench: &'b Bench,
     file: InodeRef<'b>,
@@ -59,8 +59,8 @@ impl Modelled<'_> {
     }
 }
 
-/// The modes of fallocate(2) that remove or insert a range, and so move the bytes behind it. A file
-/// system may fail with `EINVAL` if the range does not fit its blocks.
+/// These modes move the bytes behind a range. A file system may refuse them with `EINVAL` if the
+/// range does not fit its blocks.
 const SHIFTS: Fallocate = Fallocate::COLLAPSE_RANGE.union(Fallocate::INSERT_RANGE);
 
 pub(super) fn fallocate(bench: &Bench) -> Checked {
@@ -116,7 +116,6 @@ pub(super) fn seek(bench: &Bench) -> Checked {
     for at in [0, 1, 4_999, 5_000, 300_000, 699_999, 700_001, 1_000_000, 2_000_000, size - 1] {
         let call = |what: Seek| format!("seek to {what:?} from {at} of {size}");
         let data = match find(at, Seek::Data) {
-            // There is no data behind `at`.
             Err(Errno::NXIO) => size,
             found => found.must(&call(Seek::Data))?,
         };
@@ -127,7 +126,7 @@ pub(super) fn seek(bench: &Bench) -> Checked {
         })?;
         let hole = find(at, Seek::Hole).must(&call(Seek::Hole))?;
         ensure((at..=size).contains(&hole), || format!("{}: {hole}", call(Seek::Hole)))?;
-        // The written pattern contains no byte 0, so a byte 0 belongs to a hole.
+        // The file's pattern contains no byte 0, so a byte 0 belongs to a hole.
         ensure(hole == size || content[hole as usize] == 0, || {
             format!("{}: {hole}, where there is data", call(Seek::Hole))
         })?;

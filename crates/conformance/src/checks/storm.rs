@@ -7,7 +7,6 @@ use crate::answer::{Answer, Checked, ensure, ensure_eq};
 use crate::bench::{Bench, OpenFile, name};
 use crate::storm::{self, DIRS, FileStat, Tree, TreeFile, WORK_DIR};
 
-/// The tree of a back end.
 struct BenchTree<'b> {
     bench: &'b Bench,
     dir: InodeRef<'b>,
@@ -22,14 +21,12 @@ pub(super) fn run(bench: &Bench) -> Checked {
     storm::run(&tree, bench.settings)
 }
 
-/// Returns the directory at `path`, which begins at the root.
 fn find<'b>(bench: &'b Bench, path: &str) -> Checked<InodeRef<'b>> {
     let names = path.split('/').filter(|text| !text.is_empty());
     names.into_iter().try_fold(bench.root(), |dir, text| bench.find(&dir, text))
 }
 
 impl<'b> BenchTree<'b> {
-    /// Returns the directory that contains the last name of `path`, and that name.
     fn parent<'p>(&self, path: &'p str) -> Result<(InodeRef<'b>, &'p str), Errno> {
         let (parents, text) = path.rsplit_once('/').unwrap_or(("", path));
         let names = parents.split('/').filter(|text| !text.is_empty());

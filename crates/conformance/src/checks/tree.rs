@@ -5,16 +5,13 @@ use corewalk::{Attr, Errno, FileKind, InodeRef, Name};
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq};
 use crate::bench::{Bench, Entry};
 
-/// A name that no back end has.
 const ABSENT: &str = "corewalk-conformance-absent";
-/// The checks of the whole tree stop after this number of directories and this number of files.
 const DIRS_MAX: usize = 200;
 const FILES_MAX: usize = 2_000;
-/// The bytes of a file that `read_ranges` reads at most.
 const FILE_BYTES: usize = 1_300_000;
 
-/// Returns `len` bytes, none of which is 0. They depend on `number` and on the offset, so that a
-/// check notices bytes of another place or file.
+/// Returns bytes that depend on `number` and on the offset, so that bytes of another file or place
+/// are noticed. None is 0.
 pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = (at as u64 / 7 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -23,7 +20,6 @@ pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
-/// Makes a small tree of files. Over a read-only back end, the checks use the files that it has.
 pub(super) fn populate(bench: &Bench) -> Checked {
     let made = || -> Checked {
         let root = bench.root();
@@ -101,7 +97,6 @@ pub(super) fn agreement(bench: &Bench) -> Checked {
     Ok(())
 }
 
-/// Compares the answers of `readdir`, `lookup` and `getattr` about one entry.
 fn agrees(bench: &Bench, dir: &InodeRef<'_>, entry: &Entry) -> Checked {
     bench.cool();
     let found = bench.vfs.lookup_by_ino(&bench.cred, dir.ino(), &entry.name).must("lookup")?;
@@ -141,12 +136,11 @@ pub(super) fn read_ranges(bench: &Bench) -> Checked {
     if visited == 0 { Stop::skipped("there is no regular file") } else { Ok(()) }
 }
 
-/// Reads a file in ranges of several lengths. Each read must return the full range, and the same
-/// bytes as a read of the whole file.
+/// A read of a range must return the full range, and the same bytes as a read of the whole file.
 fn reads_agree(bench: &Bench, file: &InodeRef<'_>) -> Checked {
     let size = usize::try_from(bench.attr(file)?.size).unwrap_or(usize::MAX);
     let open = match bench.open(file) {
-        // A back end may refuse to open a file, as /proc does for some of its files.
+        // A back end may refuse to open a file, as /proc does.
         Err(_)
             if bench.vfs.open(&bench.cred, file, 0, corewalk::May::READ) == Err(Errno::ACCESS) =>
         {
@@ -162,8 +156,7 @@ fn reads_agree(bench: &Bench, file: &InodeRef<'_>) -> Checked {
         whole.extend_from_slice(&page);
     }
     for step in [1_usize, 7, 511, 4096, 65_536, 131_072, 1 << 20] {
-        // Read at most about 64 ranges of each length, spread over the file, because more would
-        // take long.
+        // At most about 64 ranges of each length are read, to save time.
         let stride = step.max(len / 64);
         for at in (0..len).step_by(stride.max(1)) {
             let want = step.min(len - at);

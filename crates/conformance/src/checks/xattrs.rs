@@ -9,10 +9,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::Bench;
 
-/// The attribute of an access control list.
 const ACCESS: &[u8] = b"system.posix_acl_access";
 
-/// A file whose attributes are checked.
 struct Subject<'b> {
     bench: &'b Bench,
     inode: InodeRef<'b>,
@@ -31,13 +29,11 @@ impl Subject<'_> {
         self.bench.vfs.removexattr(&self.bench.cred, &self.inode, name.as_bytes())
     }
 
-    /// Fails, unless the attribute has this value.
     fn has(&self, name: &str, value: &[u8]) -> Checked {
         let found = self.get(name).must(&format!("getxattr of {name}"))?;
         ensure_bytes(&format!("the value of {name}"), &found, value)
     }
 
-    /// Fails, unless the `user.` attributes have exactly these names.
     fn lists(&self, wanted: &[&str]) -> Checked {
         let list = self.bench.vfs.listxattr(&self.bench.cred, &self.inode).must("listxattr")?;
         if !list.is_empty() && !list.ends_with(b"\0") {
@@ -59,7 +55,7 @@ pub(super) fn all(bench: &Bench) -> Checked {
     of(&first)?;
     let dir = Subject { bench, inode: bench.dir(&root, "dir")? };
     of(&dir)?;
-    // The attributes are those of the inode, not of the cache.
+    // The cache forgets the inode here. Its attributes must stay.
     first.set("user.kept", b"kept", XattrMode::Set).must("setxattr")?;
     drop((first, dir));
     bench.cool();
@@ -97,7 +93,6 @@ fn of(subject: &Subject<'_>) -> Checked {
     subject.lists(&[])
 }
 
-/// Sets an access control list with a named user, if the back end has such lists.
 fn access_lists(bench: &Bench) -> Checked {
     let root = bench.root();
     let inode = bench.file(&root, "acl", b"")?;

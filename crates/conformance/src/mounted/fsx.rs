@@ -18,11 +18,9 @@ use crate::answer::{Answer, Checked, Stop, ensure, is_unsupported};
 
 pub(super) const PROGRAM: Program = Program { name: "fsx", version: "0.3.2" };
 
-/// The parts of the check.
 pub(super) const PARTS: [&str; 2] = ["mapped", "unmapped"];
 
-/// The configuration of fsx. Each operation has at least one byte, because posix_fallocate(3)
-/// refuses a length of 0.
+/// posix_fallocate(3) refuses a length of 0, so each operation has at least one byte.
 const CONFIG: &str = "
 flen = 1048576
 [opsize]
@@ -44,7 +42,6 @@ copy_file_range = 3.0
 const MAPPINGS: &str = "mapread = 10.0\nmapwrite = 10.0\n";
 const HOLES: &str = "punch_hole = 3.0\n";
 
-/// Runs the parts of the check.
 pub(super) fn check(task: &Task) -> Checked<String> {
     let has_holes = has_holes(task)?;
     let (mut done, mut notes) = (Vec::new(), Vec::new());
@@ -76,22 +73,19 @@ fn run_one(task: &Task, name: &str, config: &str) -> Checked {
     let settings = task.settings;
     let mut command = Command::new(&task.program);
     command.args(["-q", "-N", &settings.operations.to_string()]);
-    // With `-P`, fsx writes the expected and the found content to a folder.
     command.args(["-S", &settings.seed.to_string(), "-P"]).arg(&task.work);
     command.arg("-f").arg(path).arg(task.folder.join(name));
     let log = task.work.join(format!("fsx-{name}.log"));
     let ended = run(&mut command, &log, task.limit)?;
     let is_complete = ended.output.contains("All operations completed");
     ensure(ended.status.success() && is_complete, || {
-        // The output of fsx begins with lines that name the error. A list of all operations
-        // follows.
+        // fsx prints some lines that name the error, and then a list of all operations.
         let first: Vec<&str> = ended.output.lines().take(6).collect();
         format!("{name}: {}\n    {}", ended.status, first.join("\n    "))
     })
 }
 
-/// Returns true if the file system can punch a hole, because fsx would take a refusal for a
-/// failure.
+/// fsx takes it for a failure if the file system cannot punch a hole.
 fn has_holes(task: &Task) -> Checked<bool> {
     let path = task.folder.join("hole");
     let made =

@@ -19,13 +19,10 @@ use crate::answer::{Answer, Checked, Stop, ensure};
 
 pub(super) const PROGRAM: Program = Program { name: "pjdfstest", version: "0.2.2" };
 
-/// Maximum length of the path of the tested directory, in bytes. The path of a socket may have 107
-/// bytes. Below the directory, pjdfstest makes two nested temporary directories, and in them names
-/// of 32 and 4 bytes.
+/// Maximum length of the tested directory's path in bytes. The path of a socket may have 107 bytes,
+/// and pjdfstest adds two directories and two names.
 const PATH_BYTES_MAX: usize = 107 - (11 + 11 + 33 + 5);
-/// The number of failed tests that a report names.
 const FAILED_MAX: usize = 40;
-/// Users as which pjdfstest makes calls, in the order of preference.
 const USERS: [&str; 5] = ["nobody", "daemon", "bin", "sys", "mail"];
 
 const CONFIG: &str = r#"
@@ -42,7 +39,6 @@ naptime = 0.02
 entries = [["USER0", "GROUP0"], ["USER1", "GROUP1"]]
 "#;
 
-/// A user other than root.
 struct User {
     name: String,
     uid: u32,
@@ -50,17 +46,15 @@ struct User {
     group: String,
 }
 
-/// The outcomes of the tests of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tests {
     passed: usize,
-    /// The names of the failed tests, each with the message of its panic.
     failed: Vec<(String, String)>,
     skipped: BTreeMap<String, Vec<String>>,
 }
 
-/// Runs pjdfstest: all tests, or those whose names contain a word in `only`. Tests whose names
-/// contain a word of `except` may fail.
+/// Runs the tests whose names contain a word of `only`, or all. Tests with a word of `except` may
+/// fail.
 pub(super) fn check(task: &Task) -> Checked<String> {
     let program = &task.program;
     let users = users()?;
@@ -88,8 +82,8 @@ pub(super) fn check(task: &Task) -> Checked<String> {
     let tests = tests_of(task, &mut command, "pjdfstest.log")?;
     let mut failed = tests.failed.clone();
     if !failed.is_empty() && failed.iter().all(|(name, _)| name.ends_with("::etxtbsy")) {
-        // The tests of `ETXTBSY` have a race on any file system: a forked child has the new program
-        // still open until it calls execve(2). So they run once more, alone.
+        // A test of `ETXTBSY` may fail on any file system: until execve(2), a child forked by
+        // another test has the program open. So these tests run once more, alone.
         let mut again = Command::new(program);
         again.args(command.get_args().take(4)).arg("etxtbsy");
         failed = tests_of(task, &mut again, "pjdfstest-again.log")?.failed;
@@ -109,8 +103,6 @@ fn tests_of(task: &Task, command: &mut Command, log: &str) -> Checked<Tests> {
     }
 }
 
-/// If no test has failed, returns a note for the report. Otherwise fails the check and names the
-/// failed tests.
 fn judge(
     task: &Task,
     tests: &Tests,
@@ -170,7 +162,6 @@ impl Tests {
     }
 }
 
-/// Returns two users of this machine, with different groups.
 fn users() -> Checked<[User; 2]> {
     let read = |path: &str| fs::read_to_string(path).map_err(errno_of).must(path);
     let (users, groups) = (read("/etc/passwd")?, read("/etc/group")?);
@@ -193,8 +184,7 @@ fn users() -> Checked<[User; 2]> {
     found.try_into().map_err(none)
 }
 
-/// Fails the check, unless `user` can reach the directory. Otherwise most tests would fail without
-/// naming the reason.
+/// Otherwise most tests would fail without naming the reason.
 fn is_reachable(task: &Task, user: &User) -> Checked {
     let mut command = Command::new("stat");
     command.arg(&task.folder).current_dir("/").uid(user.uid).gid(user.gid);

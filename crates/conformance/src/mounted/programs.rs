@@ -21,31 +21,24 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::answer::{Answer, Checked, Stop};
 
-/// How long the installation of a program may take. It compiles the program.
 const INSTALL_LIMIT: Duration = Duration::from_secs(900);
-/// Maximum number of attempts, because the package registry sometimes does not answer.
+/// The package registry sometimes does not answer.
 const INSTALL_TRIES: u32 = 3;
-/// The number of lines of an output that a message has.
 const LAST_LINES: usize = 4;
-/// How long a killed process may take to end.
 pub(super) const KILL_LIMIT: Duration = Duration::from_secs(10);
-/// The pause between two looks at a running process.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A program in the registry of crates.
 pub(super) struct Program {
     pub(super) name: &'static str,
     pub(super) version: &'static str,
 }
 
-/// The end of a program, and its output.
 pub(super) struct Ended {
     pub(super) status: ExitStatus,
     pub(super) output: String,
 }
 
 impl Ended {
-    /// Returns the last lines of the output, which say why a program failed, as one line.
     pub(super) fn last_lines(&self) -> String {
         let lines: Vec<&str> = self.output.lines().map(str::trim).collect();
         lines[lines.len().saturating_sub(LAST_LINES)..].join(" ")
@@ -53,8 +46,7 @@ impl Ended {
 }
 
 impl Program {
-    /// Returns the path of the installed program. If necessary, installs it with cargo below
-    /// `folder`. If that fails, the check ends as skipped.
+    /// Installs the program with cargo if it is missing. If that fails, the check ends as skipped.
     pub(super) fn installed(&self, folder: &Path) -> Checked<PathBuf> {
         let Program { name, version } = self;
         let root = folder.join(format!("{name}-{version}"));
@@ -66,8 +58,8 @@ impl Program {
         let mut command = Command::new("cargo");
         command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&root);
         let words = format!("{command:?}").replace('"', "");
-        // Little optimization shortens the compilation, and the programs mostly wait for the file
-        // system. A temporary target directory keeps the folder small.
+        // The programs mostly wait for the file system, so little optimization is enough and
+        // compiles faster. A temporary target directory keeps the folder small.
         command.args(["--profile", "dev"]).env_remove("CARGO_TARGET_DIR");
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "0");
         let (log, mut why) = (root.join("install.log"), String::new());
@@ -75,7 +67,7 @@ impl Program {
             match run(&mut command, &log, INSTALL_LIMIT) {
                 Ok(ended) if ended.status.success() => return Ok(path),
                 Ok(ended) => why = ended.last_lines(),
-                // Without cargo, a second attempt fails in the same way.
+                // Without cargo, a second attempt would fail too.
                 Err(Stop::Failed(text) | Stop::Skipped(text)) => {
                     why = text;
                     break;
@@ -86,8 +78,7 @@ impl Program {
     }
 }
 
-/// Runs `command` with its output in the file `log`. If it runs longer than `limit`, kills it and
-/// fails the check.
+/// Kills a command that exceeds `limit`, and fails the check.
 pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Checked<Ended> {
     let name = command.get_program().to_string_lossy().into_owned();
     let spawned = File::create(log).and_then(|out| {
@@ -97,7 +88,7 @@ pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Checked
     let mut child = spawned.map_err(errno_of).must(&format!("start of {name}"))?;
     let Some(status) = wait(&mut child, limit) else {
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        // Ignore an error: it means that the processes have ended.
+        // An error means that the processes have ended.
         let _ = group.map(|group| kill_process_group(group, Signal::KILL));
         return Stop::failed(match wait(&mut child, KILL_LIMIT) {
             Some(_) => format!("{name} did not end within {limit:?}"),

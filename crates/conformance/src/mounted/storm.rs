@@ -21,25 +21,21 @@ use crate::answer::{Answer, Checked, ensure, ensure_eq};
 use crate::plan::Settings;
 use crate::storm::{self, DIRS, FileStat, Tree, TreeFile, WORK_DIR};
 
-/// A function that drops the entry at a path from the caches of a server. The path is relative to
-/// the directory of the suite.
+/// Drops the entry at a path from the caches of the tested server. The path is relative to the
+/// directory of the suite.
 pub(super) type Invalidate = Arc<dyn Fn(&Path) + Send + Sync>;
 
-/// Maximum size of a file, in bytes, above that of any file of a storm. A longer read means that
-/// reads report no end of the file.
+/// No file of a storm is that large. So if a read returns more bytes, reads report no end of the
+/// file.
 const READ_BYTES_MAX: usize = 4 << 20;
-/// The pause between two invalidations.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A tree in a directory of a mounted file system.
 struct MountedTree {
     root_path: PathBuf,
     root: OwnedFd,
     dir: OwnedFd,
 }
 
-/// Runs a storm in the directory `root`, which must be empty. If there is an `invalidate`, a thread
-/// of its own calls it again and again.
 pub(super) fn run(root: &Path, settings: Settings, invalidate: Option<&Invalidate>) -> Checked {
     let tree = MountedTree::new(root)?;
     let has_ended = AtomicBool::new(false);
@@ -53,7 +49,6 @@ pub(super) fn run(root: &Path, settings: Settings, invalidate: Option<&Invalidat
     })
 }
 
-/// Drops directories and files from the caches. Some of the paths may not exist.
 fn invalidate_until(has_ended: &AtomicBool, root: &Path, invalidate: &Invalidate) {
     let name = Path::new(root.file_name().unwrap_or_default());
     let paths = ["a", "a/d/e/current1", "a/d", "s", "b/d/e/fixed0", "a/d/e"];
@@ -67,12 +62,11 @@ fn invalidate_until(has_ended: &AtomicBool, root: &Path, invalidate: &Invalidate
     }
 }
 
-/// Sets the flag when it is dropped, even by a panic.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. See `invalidate_until`.
+        // ORDERING: Relaxed. A stop flag, as in `invalidate_until`.
         self.0.store(true, Ordering::Relaxed);
     }
 }
@@ -102,8 +96,7 @@ impl Tree for MountedTree {
     where
         Self: 't;
 
-    // A server may rename a removed file that is open, as libfuse and NFS do. Such a file still has
-    // a link.
+    // libfuse and NFS rename a removed file that is open. So it may still have a link.
     const HAS_NO_LINKS_WHEN_REMOVED: bool = false;
 
     fn move_dir(&self, from: &str, to: &str, mode: RenameMode) -> Result<(), Errno> {
@@ -135,7 +128,8 @@ impl Tree for MountedTree {
         let mut names = Vec::new();
         for entry in Dir::read_from(self.dir.as_fd()).must("open of the directory")? {
             let name = entry.must("readdir")?.file_name().to_string_lossy().into_owned();
-            // Skip `.`, `..`, and open files that the server has renamed instead of removing them.
+            // A name that starts with a dot may belong to a removed file that the server has only
+            // renamed.
             if !name.starts_with('.') {
                 names.push(name);
             }
@@ -143,8 +137,7 @@ impl Tree for MountedTree {
         Ok(names)
     }
 
-    // This does nothing: only the server can drop what the kernel has cached. See
-    // `invalidate_until`.
+    // Only the server can drop what the kernel has cached. `invalidate_until` asks it to.
     fn cool(&self) {}
 
     fn check_dirs(&self) -> Checked {

@@ -10,20 +10,15 @@ use super::{FIXED, ROLES, Storm, Tree, TreeFile, fixed};
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, ensure_names};
 use crate::checks::tree::pattern;
 
-/// The files of one thread that must exist at the end of the storm, with their contents.
+/// The files of one thread that must exist at the end, with their contents.
 pub(super) type Kept = BTreeMap<String, Vec<u8>>;
 
-/// Two limits in bytes. The first one is for the bytes after the version number in a publisher's
-/// file. The second one is for the offsets at which a writer writes.
 const VERSION_BYTES: u64 = 9_000;
 const WRITER_BYTES: usize = 100_000;
-/// Of this many files of a maker, one is kept.
 const MADE_PER_KEPT: u64 = 8;
-/// Maximum number of files that a maker (a thread that makes files) keeps, so that a long storm
-/// does not fill the directory.
+/// Each maker keeps at most this number of files, so that a long storm does not fill the directory.
 const KEPT_MAX: u64 = 64;
 
-/// The work of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Mover,
@@ -33,7 +28,6 @@ enum Role {
     Reader,
 }
 
-/// A thread of a storm.
 pub(super) struct Worker<'s, 't, T: Tree> {
     storm: &'s Storm<'t, T>,
     number: usize,
@@ -44,9 +38,8 @@ pub(super) struct Worker<'s, 't, T: Tree> {
     held: Option<T::File<'t>>,
 }
 
-/// Returns the content of a version of a publisher's file. A publisher is a thread that replaces
-/// its file again and again. The content is the version number, followed by bytes that depend on
-/// the version and on the publisher.
+/// The content is the version number and some bytes. They depend on the version and on the
+/// publisher, so that a reader notices wrong ones.
 fn version_content(publisher: usize, version: u64) -> Vec<u8> {
     let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
     let body = pattern(version << 8 | publisher as u64, len as usize);
@@ -55,8 +48,8 @@ fn version_content(publisher: usize, version: u64) -> Vec<u8> {
 
 impl<'s, 't, T: Tree> Worker<'s, 't, T> {
     pub(super) fn new(storm: &'s Storm<'t, T>, number: usize) -> Worker<'s, 't, T> {
-        // Only thread 0 renames the directories above that of the storm. A rename by a second
-        // thread could fail, because the first one has just moved its source away.
+        // Only one thread renames the parent directories. A second one could fail, because the
+        // first has just moved its source away.
         let role = match number {
             0 => Role::Mover,
             _ => [Role::Publisher, Role::Maker, Role::Writer, Role::Reader]
@@ -66,7 +59,6 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         Worker { storm, number, role, rng, kept: Kept::new(), held: None }
     }
 
-    /// Returns about how many calls of the back end this thread makes in one turn.
     pub(super) fn calls_per_turn(&self) -> u64 {
         match self.role {
             Role::Mover => 2,
@@ -81,8 +73,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
     }
 
     pub(super) fn turn(&mut self, turn: u64) -> Checked {
-        // Let other threads run. With few processors, one thread would otherwise make hundreds of
-        // turns before the next one runs.
+        // With few processors, one thread would otherwise make hundreds of turns before the next
+        // one runs.
         thread::yield_now();
         let done = match self.role {
             Role::Mover => self.move_above(),
@@ -108,12 +100,10 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         self.storm.tree.unlink(name).must(&format!("remove of {name:?}"))
     }
 
-    /// Returns a mode of a rename to a free name.
     fn free_mode(&mut self) -> RenameMode {
         if self.rng.bool() { RenameMode::Replace } else { self.storm.to_free_name }
     }
 
-    /// Renames a directory above, and puts it back.
     fn move_above(&mut self) -> Checked {
         let (from, to) = match self.rng.u32(..4) {
             0 => ("a", "b"),
@@ -130,7 +120,6 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         self.move_dir(to, from, mode)
     }
 
-    /// Makes a file in the directory of the storm, and writes its content.
     fn new_file(&self, name: &str, content: &[u8]) -> Checked<T::File<'t>> {
         let file = self.storm.tree.create(name)?;
         file.write(0, content)?;
@@ -143,8 +132,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         let (new, current) = (format!("new{number}"), format!("current{number}"));
         drop(self.new_file(&new, &content)?);
         self.rename(&new, &current, RenameMode::Replace)?;
-        // ORDERING: Relaxed. A reader expects the loaded version or a later one in the file. If it
-        // loads an outdated number, it may miss a bug, but it never reports a false one.
+        // ORDERING: Relaxed. `read_version` expects the loaded version or a later one in the file.
+        // With an outdated number it may miss a bug, but it never reports a false one.
         storm.published[number].store(version, Ordering::Relaxed);
         self.kept.insert(current, content);
         Ok(())
@@ -170,8 +159,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("the open file {name:?}"), &file.read_all()?, &content)
     }
 
-    /// Gives a new file the name under which it stays, by a rename or a link. Then removes an old
-    /// file, so that at most [`KEPT_MAX`] files are kept.
+    /// The new file is renamed or linked to the name under which it stays. At most [`KEPT_MAX`]
+    /// files stay, so an old one is removed.
     fn keep(&mut self, turn: u64, name: &str, content: &[u8], file: &T::File<'t>) -> Checked {
         let kept_name = |turn: u64| format!("kept{}-{turn}", self.number);
         let (other, old) = (kept_name(turn), turn.checked_sub(KEPT_MAX * MADE_PER_KEPT));
@@ -242,10 +231,11 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         self.read_version(publisher)
     }
 
-    /// Reads a file that a publisher replaces again and again. The content must be complete, and
-    /// not older than the last version that was published before this lookup.
+    /// The content must be complete. Its version must be at least the last one that was published
+    /// before the lookup.
     fn read_version(&self, publisher: usize) -> Checked {
-        // ORDERING: Relaxed. An older number only makes the check weaker.
+        // ORDERING: Relaxed. An older number than the one that `publish` stored last only makes the
+        // check weaker.
         let before = self.storm.published[publisher].load(Ordering::Relaxed);
         if before == 0 {
             return Ok(());
@@ -261,8 +251,7 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("version {version} of {name:?}"), &found, &wanted)
     }
 
-    /// Lists the directory of the storm. Each file that no thread changes must be listed exactly
-    /// once.
+    /// Each file that no thread changes must be listed exactly once.
     fn lists_fixed(&self, page: usize) -> Checked {
         let mut names = self.storm.tree.list(page)?;
         names.retain(|name| name.starts_with("fixed"));

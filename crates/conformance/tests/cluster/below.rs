@@ -11,7 +11,6 @@ use corewalk_fuse::XATTR_STAT;
 use crate::mounted::Mounted;
 use crate::race::{LEASE, mount, site, wait_for_company};
 
-/// A tmpfs that is unmounted when the value is dropped.
 struct Tmpfs<'a>(&'a Path);
 
 impl Drop for Tmpfs<'_> {
@@ -28,7 +27,6 @@ impl Tmpfs<'_> {
     }
 }
 
-/// Returns how often the kernel of a mount has dropped its cached names because of a change.
 fn expiries(mount: &Mounted) -> u64 {
     let mut text = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(mount.path(), XATTR_STAT, &mut text[..]).expect("a mount");
@@ -36,9 +34,6 @@ fn expiries(mount: &Mounted) -> u64 {
     counters["cluster_name_expiries"].as_u64().expect("a counter")
 }
 
-/// Looks `name` up on `reader`, whose kernel then caches that it is absent. Then makes `name` on
-/// `writer`. Returns how long that took, and how often the kernel of `reader` had to drop its names
-/// meanwhile.
 fn change_after_look(reader: &Mounted, writer: &Mounted, name: &str) -> (Duration, u64) {
     let place = reader.path().join("e").join(name);
     (0..2).for_each(|_| assert!(!place.exists()));
@@ -68,8 +63,8 @@ fn file_system_below_stays_mounted_and_no_name_is_old() {
     let tmpfs = Tmpfs::mount(&place);
     fs::write(writer.path().join("e/second"), "").expect("the file is made");
     assert!(second.exists());
-    // From now on, the server lets the kernel cache no names. So a change needs no drop of the
-    // kernel's names, and does not wait.
+    // The server lets the kernel cache no names now. So a change needs no drop of names, and does
+    // not wait.
     let (took, dropped) = change_after_look(&reader, &writer, "third");
     assert!(took < LEASE / 2 && dropped == 0, "{took:?} {dropped}");
     assert_ne!(device(&place), device(reader.path()), "the tmpfs is still mounted");

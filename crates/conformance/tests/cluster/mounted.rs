@@ -19,14 +19,12 @@ use tempfile::TempDir;
 use crate::fixtures::options;
 use crate::model::{NAMES, Op, Ret};
 
-/// The inodes of each round that keep a name elsewhere, so that their attributes can be asked for.
 pub(crate) const KEPT: u32 = 4;
 const PATHS: [&str; NAMES] = ["d/a", "e/a", "d/b", "e/b"];
-/// How often a call is made again after [`Errno::STALE`], which says that a file has gone meanwhile
-/// or that the kernel has refused a link by mistake.
+/// How often a call is repeated after [`Errno::STALE`], with which the kernel may refuse a link by
+/// mistake.
 const TRIES: usize = 1000;
 
-/// A mount of a process.
 pub(crate) struct Mounted {
     server: Child,
     /// Kept open, so that the process can print.
@@ -34,7 +32,6 @@ pub(crate) struct Mounted {
     path: TempDir,
 }
 
-/// The protections that a mount leaves out, by the name that its process gets.
 fn flaws(name: &str) -> Flaws {
     let mut flaws = Flaws { is_never_busy: true, ..Flaws::default() };
     match name {
@@ -54,7 +51,6 @@ fn variable(name: &str) -> String {
     std::env::var(name).expect("the test sets it")
 }
 
-/// Not a test: the process of a mount.
 #[test]
 fn process_serves_a_mount() {
     if reexec::role().as_deref() != Some("serve") {
@@ -71,20 +67,18 @@ fn process_serves_a_mount() {
     let mount = Mount::new(fs.clone(), &path, Options::shared(), &MountOptions::default());
     let mount = mount.expect("root may mount");
     println!("mounted");
-    // The parent closes the pipe at the end, or ends.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     drop(mount);
     fs.close().expect("everything is written");
 }
 
 impl Mounted {
-    /// Mounts the file system at `url` with a lease.
     pub(crate) fn new(url: &str, lease: Duration, flaw: &str) -> Mounted {
         let program = std::env::current_exe().expect("the test has a path");
         Mounted::run(Command::new(program), url, lease, flaw)
     }
 
-    /// As [`Mounted::new`], in the network namespace `name` of ip-netns(8).
+    /// The network namespace `name` is one of ip-netns(8).
     pub(crate) fn in_network(name: &str, url: &str, lease: Duration) -> Mounted {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{name}"));
@@ -124,7 +118,6 @@ impl Mounted {
         rustix::process::kill_process(pid, signal).expect("the process runs");
     }
 
-    /// Makes the directories of a round, with the kept inodes in them.
     pub(crate) fn make_round(&self, round: usize) {
         let parent = self.path().join(round.to_string());
         fs::create_dir(&parent).expect("the directory is made");
@@ -136,7 +129,6 @@ impl Mounted {
         }
     }
 
-    /// Opens the directories and the kept inodes of a round.
     pub(crate) fn begin_round(&self, round: usize) -> Place {
         let parent = self.path().join(round.to_string());
         let open = |owner| {
@@ -156,7 +148,7 @@ impl Drop for Mounted {
             let _ = self.server.kill();
         }
         let _ = self.server.wait();
-        // Only a killed process has left the mount.
+        // Only a killed process has left its mount behind.
         let quiet = || Stdio::null();
         let _ = Command::new("umount").arg("-l").arg(self.path()).stderr(quiet()).status();
     }
@@ -167,17 +159,16 @@ fn kept(owner: u32) -> String {
     format!("{dir}/kept{owner}")
 }
 
-/// The device number of a node tells its owner, and never changes.
+/// The device number of a node never changes, so it can tell the owner.
 fn make_node(path: &Path, owner: u32) -> Result<(), Errno> {
     let device = rustix::fs::makedev(1, owner);
     rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, device)
 }
 
-/// The directories of a round as a mount shows them.
 #[derive(Debug)]
 pub(crate) struct Place {
     parent: PathBuf,
-    /// Descriptors of the kept inodes, which need no path.
+    /// Descriptors of inodes, which need no path.
     kept: Vec<File>,
 }
 
@@ -191,8 +182,7 @@ impl Place {
         format!("/proc/self/fd/{}", self.file(owner).as_raw_fd())
     }
 
-    /// Makes a call. Returns None if the mount has no server any more. Then the call may have been
-    /// made or not.
+    /// Returns None if the server of the mount is gone. Then the call may have been made or not.
     pub(crate) fn call(&self, op: Op) -> Option<Ret> {
         let mut last = Errno::STALE;
         for _ in 0..TRIES {
@@ -229,9 +219,8 @@ impl Place {
                 let flags = AtFlags::SYMLINK_FOLLOW;
                 let linked = rustix::fs::linkat(CWD, self.link_of(owner), CWD, at(number), flags);
                 if linked == Err(Errno::NOENT) {
-                    // The kernel counts the names that this mount removes, but not those that
-                    // other mounts add. It refuses link(2) if its count is zero, until fstat(2)
-                    // has corrected the count.
+                    // A kernel does not count links that other mounts add. If its count is zero, it
+                    // refuses link(2), until fstat(2) corrects the count.
                     self.file(owner).metadata().map_err(corewalk::errno_of)?;
                     return Err(Errno::STALE);
                 }

@@ -4,19 +4,16 @@ use std::process::{Command, Stdio};
 
 use corewalk_testkit::require::{Need, skip};
 
-/// The address of this machine in the network.
 pub(crate) const ADDRESS: &str = "198.51.100.254";
 
-/// A network with this machine and others. Dropping the value removes it.
 #[derive(Debug)]
 pub(crate) struct Network {
-    /// Distinguishes the names from those of other processes.
     id: u32,
     machines: usize,
 }
 
 impl Network {
-    /// Makes a network. Returns None, after a call of [`skip`], if the kernel forbids it.
+    /// Returns None, after a call of [`skip`], if the kernel forbids networks.
     #[track_caller]
     pub(crate) fn new(machines: usize) -> Option<Network> {
         let network = Network { id: std::process::id(), machines };
@@ -42,7 +39,6 @@ impl Network {
         format!("cwb{}", self.id)
     }
 
-    /// Returns the name of a machine's network namespace.
     pub(crate) fn name(&self, number: usize) -> String {
         format!("cw{}.{number}", self.id)
     }
@@ -51,7 +47,7 @@ impl Network {
         format!("cwv{}.{number}", self.id)
     }
 
-    /// Cuts the link of a machine, or connects it again. Packets are lost while it is cut.
+    /// Packets are lost while the link of a machine is cut.
     pub(crate) fn set_link(&self, number: usize, is_up: bool) {
         run(&format!("link set {} {}", self.link(number), if is_up { "up" } else { "down" }));
     }
@@ -67,7 +63,6 @@ impl Drop for Network {
     }
 }
 
-/// Runs ip(8). Returns true if it succeeds.
 fn ip(words: &str) -> bool {
     let mut command = Command::new("ip");
     command.args(words.split(' ')).stderr(Stdio::null());

@@ -19,27 +19,23 @@ use crate::network::{ADDRESS, Network};
 use crate::run::{CALLS, Run};
 use corewalk_testkit::proxy::Proxy;
 
-/// The lease of the mounts.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 /// A run that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
-/// Returns a file system, if this machine can mount it.
 pub(crate) fn site() -> Option<Site> {
     if has_fuse() && has_root() { Site::new() } else { None }
 }
 
-/// Mounts with these flaws, one for each mount.
 pub(crate) fn mount<const N: usize>(site: &Site, flaws: [&str; N]) -> [Mounted; N] {
     flaws.map(|flaw| Mounted::new(&site.url, LEASE, flaw))
 }
 
-/// Waits until each mount knows that it is not the only one.
+/// A mount learns from its next renewal that there is another mount.
 pub(crate) fn wait_for_company() {
     thread::sleep(LEASE);
 }
 
-/// Races with these flaws, one for each mount, without disturbances.
 fn race<const N: usize>(flaws: [&str; N], rounds: usize) -> Option<Result<usize, String>> {
     let site = site()?;
     let _watchdog = Watchdog::start("a race of mounts", LIMIT);
@@ -53,14 +49,13 @@ fn race<const N: usize>(flaws: [&str; N], rounds: usize) -> Option<Result<usize,
     Some(done)
 }
 
-/// Races until a flaw is caught. On a busy machine that may need more than one race. Returns true
-/// if this machine cannot mount.
+/// On a busy machine, a flaw may need more than one race to be caught. Returns true if the machine
+/// cannot mount.
 fn is_caught(flaw: &str) -> bool {
     (0..4).any(|_| race(["none", flaw], 300).is_none_or(|done| done.is_err()))
 }
 
-/// Returns the number of rounds in which three mounts make about `calls` calls. The environment
-/// variable `COREWALK_COHERENT_CALLS` overrides `calls`.
+/// `COREWALK_COHERENT_CALLS` overrides `calls`.
 fn rounds(calls: usize) -> usize {
     let calls = match std::env::var("COREWALK_COHERENT_CALLS") {
         Ok(text) => text.parse().expect("COREWALK_COHERENT_CALLS is a number"),
@@ -85,9 +80,6 @@ fn control_attributes_that_stay_after_an_intent_are_caught() {
     assert!(is_caught("keeps_attributes"));
 }
 
-/// Makes a file over a slow connection on a mount whose kernel knows that the name is absent. As
-/// soon as another mount sees the file, looks it up on the first mount. Returns true if it is
-/// there.
 fn finds_after_other_mount(flaw: &str) -> Option<bool> {
     let site = site()?;
     let proxy = Proxy::new(&site.url);
@@ -124,7 +116,6 @@ fn mount_that_hears_nothing_is_late_but_not_wrong() {
     done.unwrap_or_else(|text| panic!("{text}"));
 }
 
-/// How long a disturbance lasts. `COREWALK_COHERENT_STOP` sets it in seconds.
 fn stop_time() -> Duration {
     let given = std::env::var("COREWALK_COHERENT_STOP").ok();
     let seconds = given.map(|text| text.parse().expect("COREWALK_COHERENT_STOP is a number"));

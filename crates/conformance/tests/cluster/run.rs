@@ -11,21 +11,17 @@ use corewalk_testkit::rng::{Rng, Seed};
 use crate::model::{NAMES, Op, Ret, Space};
 use crate::mounted::{KEPT, Mounted, Place};
 
-/// The threads of each mount.
 const THREADS: usize = 2;
-/// The calls of a thread in a round.
 pub(crate) const CALLS: usize = 50;
 
-/// How a run is made.
 pub(crate) struct Run {
     pub(crate) rounds: usize,
     /// The number of the first round. No two rounds of a site may have the same.
     pub(crate) first: usize,
     /// The longest pause between two calls.
     pub(crate) pace: Duration,
-    /// Three numbers, which the rounds use in turn: how many of a hundred calls are changes.
+    /// Percentages of calls that are changes. The rounds use them in turn.
     pub(crate) changes: [u64; 3],
-    /// A mount that makes no changes.
     pub(crate) reader: Option<usize>,
     rng: Rng,
 }
@@ -35,8 +31,8 @@ impl Run {
         Run { rounds, first: 0, pace, changes: [3, 15, 60], reader: None, rng: Rng::new(seed) }
     }
 
-    /// Runs the rounds. Calls `disturb` during each round, and `repair` after it. Returns the
-    /// number of calls, or a report of the first history that is not linearizable.
+    /// Calls `disturb` during each round, and `repair` after it. Returns the number of calls, or a
+    /// report of the first history that is not linearizable.
     pub(crate) fn race(
         &self,
         mounts: &mut [Mounted],
@@ -87,8 +83,8 @@ impl Run {
                         let op = choose(&mut rng, changes, owners);
                         let invoked = clock.tick();
                         let Some(ret) = place.call(op) else {
-                            // The call has no answer, but it may have taken effect. So record it as
-                            // pending, and end the thread.
+                            // Without an answer, the call may or may not have taken effect. So it
+                            // is recorded as pending, and the thread ends.
                             calls.push(Call::pending(number, invoked, op));
                             break;
                         };
@@ -106,7 +102,6 @@ impl Run {
     }
 }
 
-/// Chooses a call. `changes` of a hundred calls are changes.
 fn choose(rng: &mut Rng, changes: u64, owners: &AtomicU64) -> Op {
     let (at, owner) = (rng.index(NAMES), 1 + rng.below(u64::from(KEPT)) as u32);
     let other = (at + 1 + rng.index(NAMES - 1)) % NAMES;
@@ -118,9 +113,9 @@ fn choose(rng: &mut Rng, changes: u64, owners: &AtomicU64) -> Op {
         0 => Op::Create(at, owners.fetch_add(1, Ordering::Relaxed) as u32),
         1 => Op::Link(owner, at),
         2 | 3 => Op::Unlink(at),
-        // A rename by the kernel is not atomic if its target exists: the kernel looks up both names
-        // one after the other, and does nothing if they lead to one inode. So use only renames that
-        // fail if the target exists.
+        // The kernel looks up both names of a rename one after the other, and does nothing if they
+        // lead to one inode. So a rename to an existing name is not atomic, and no thread makes
+        // one.
         4 | 5 => Op::Move(at, other),
         _ => Op::SetMode(owner, rng.below(0o1000) as u32),
     }

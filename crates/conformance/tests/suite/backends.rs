@@ -32,7 +32,6 @@ fn tmpfs_passes() {
 fn store_passes() {
     let dirs = RefCell::new(Vec::new());
     let new = || -> Arc<dyn FileSystem> {
-        // Remove the directory of the previous check. Its store is closed.
         dirs.borrow_mut().clear();
         let dir = TempDir::new().unwrap();
         let store = Store::open(dir.path(), &StoreOptions::default()).unwrap();
@@ -56,7 +55,7 @@ fn hostfs_passes() {
     let report = Suite::new(new).with_owner(uid, gid).run();
     println!("{report}");
     report.assert();
-    // The host decides which features its file system has.
+    // Other features depend on the file system of the machine.
     for check in ["content", "rename_exchange", "hard_links", "unlinked", "storm"] {
         assert_eq!(report.outcome(check), Some(&Outcome::Passed), "{report}");
     }
@@ -84,7 +83,6 @@ fn back_end_in_memory_by_path_passes() {
     all_pass_but(&report, &["by_number", "fallocate", "hard_links", "xattrs", "direct"]);
 }
 
-/// A read-only directory with one file, `hello`.
 struct Hello;
 
 const TEXT: &[u8] = b"hello";

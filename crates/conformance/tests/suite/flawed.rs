@@ -12,52 +12,37 @@ use corewalk::{
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
 
-/// The planted bugs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// None. The layer itself must pass.
     None,
-    /// Planted bug: a new file gets the inode number of a removed and forgotten file.
+    /// A new file gets the inode number of a removed and forgotten file.
     ReusedNumber,
-    /// Bug: the cookie of the first entry is 0.
+    /// The cookie of the first entry is 0.
     ZeroCookie,
-    /// Planted bug: the cookie of an entry is its position in the directory, so it changes if an
-    /// earlier entry is removed.
+    /// The cookie of an entry is its position, so it changes if an earlier entry is removed.
     MovingCookie,
-    /// Planted bug: `readdir` reports a further entry after the sink has said that the page is
-    /// full.
+    /// `readdir` reports a further entry after the sink has said that the page is full.
     DeafToBreak,
-    /// Planted bug: a file that is truncated and then extended has its old bytes again.
+    /// A file that is truncated and then extended has its old bytes again.
     OldBytes,
-    /// Bug: Exchange replaces the target.
     ExchangeReplaces,
-    /// Bug: NoReplace replaces the target.
     NoReplaceReplaces,
-    /// Planted bug: a rename removes files that other threads have made in the target directory
-    /// during the rename.
+    /// A rename removes files that other threads make in the target directory meanwhile.
     LostUpdate,
-    /// Bug: a removed file is gone before it is forgotten.
     VanishesUnlinked,
-    /// Bug: a read returns at most 4096 bytes.
     ShortRead,
-    /// Bug: a setattr that fails has set the mode.
     HalfSetattr,
-    /// Planted bug: a directory with entries can be removed, and its entries are lost.
     RemovesFull,
-    /// Planted bug: a file loses its content when the cache forgets it, although it still has a
-    /// name.
+    /// A file with a name loses its content when the cache forgets it.
     ForgetLosesContent,
-    /// Bug: a call panics.
     Panics,
-    /// Bug: a call never returns.
     Hangs,
 }
 
-/// The numbers that clients see, for [`Flaw::ReusedNumber`].
 #[derive(Default)]
 struct Numbers {
-    /// `shown` has the inode number that clients see for each number of the tmpfs, and `inner` is
-    /// the reverse map.
+    /// `shown` maps the inode numbers of the tmpfs to those that clients see, and `inner` maps them
+    /// back.
     shown: HashMap<u64, u64>,
     inner: HashMap<u64, u64>,
     removed: HashSet<u64>,
@@ -65,23 +50,19 @@ struct Numbers {
     last: u64,
 }
 
-/// The number of running renames, and the files that were made during one.
 #[derive(Default)]
 struct Renames {
     running: u32,
     made: Vec<(u64, Vec<u8>, u64)>,
 }
 
-/// A tmpfs with a bug.
 pub(crate) struct Flawed {
     fs: Tmpfs,
     flaw: Flaw,
-    /// Each is protected by its own mutex.
+    /// Each field is protected by its own mutex.
     numbers: Mutex<Numbers>,
     renames: Mutex<Renames>,
-    /// The bytes that a cut has removed, by inode.
     cut: Mutex<HashMap<u64, Vec<u8>>>,
-    /// The inodes without a name.
     unlinked: Mutex<HashSet<u64>>,
 }
 
@@ -101,7 +82,6 @@ impl Flawed {
         self.flaw == flaw
     }
 
-    /// Returns the attributes as clients see them.
     fn shown(&self, attr: Attr) -> Attr {
         if !self.has(Flaw::ReusedNumber) {
             return attr;
@@ -131,7 +111,6 @@ impl Flawed {
         Node::detached(self.inner(node.ino()), node.kind())
     }
 
-    /// Returns the node of a file, unless the file has vanished.
     fn file(&self, node: Node<'_>) -> Result<Node<'static>, Errno> {
         let is_gone =
             self.has(Flaw::VanishesUnlinked) && self.unlinked.lock().contains(&node.ino());
@@ -147,8 +126,7 @@ impl Flawed {
         Ok(entries)
     }
 
-    /// Plants the bug [`Flaw::LostUpdate`]: removes the files that were made in `dir` while a
-    /// rename was running.
+    /// For [`Flaw::LostUpdate`]: removes the files that were made in `dir` during a rename.
     fn lose_made(&self, dir: u64) {
         // Other threads get the time to make files.
         thread::sleep(Duration::from_micros(50));

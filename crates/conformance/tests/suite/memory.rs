@@ -10,10 +10,8 @@ use corewalk::{
 };
 use corewalk_base::Mutex;
 
-/// The largest file, in bytes.
 const SIZE_MAX: u64 = 1 << 30;
 
-/// The back end.
 pub(crate) struct Memory {
     /// Protected by its own mutex. The root has the empty path.
     files: Mutex<BTreeMap<PathBuf, File>>,
@@ -21,7 +19,6 @@ pub(crate) struct Memory {
 
 struct File {
     attr: Attr,
-    /// The content of a regular file, or the target of a symbolic link.
     bytes: Vec<u8>,
 }
 
@@ -46,7 +43,6 @@ fn find<'f>(files: &'f mut Files, path: &Path) -> Result<&'f mut File, Errno> {
     files.get_mut(path).ok_or(Errno::NOENT)
 }
 
-/// Marks the directory that contains `path` as changed. Fails if there is no such directory.
 fn touch_parent(files: &mut Files, path: &Path) -> Result<(), Errno> {
     find(files, path.parent().unwrap_or(Path::new(""))).map(File::touch)
 }
@@ -55,8 +51,7 @@ fn has_children(files: &Files, path: &Path) -> bool {
     files.keys().any(|file| file.parent() == Some(path))
 }
 
-/// Removes a file, or a directory with everything in it. Returns each removed file with its path
-/// relative to `path`.
+/// Removes a file, or a directory with everything in it. The returned paths are relative to `path`.
 fn take(files: &mut Files, path: &Path) -> Vec<(PathBuf, File)> {
     let below: Vec<PathBuf> = files.keys().filter(|at| at.starts_with(path)).cloned().collect();
     let take = |at: PathBuf| {
@@ -66,7 +61,6 @@ fn take(files: &mut Files, path: &Path) -> Vec<(PathBuf, File)> {
     below.into_iter().map(take).collect()
 }
 
-/// Puts back what [`take`] has returned, at `path`.
 fn put(files: &mut Files, path: &Path, taken: Vec<(PathBuf, File)>) {
     for (below, file) in taken {
         // A join with the empty path would add a slash.

@@ -16,8 +16,8 @@ use crate::site::{Site, suite};
 mod async_memory;
 use async_memory::Later;
 
-/// The number of system calls of a storm, unless `COREWALK_STORM_CALLS` is set. `cargo xtask
-/// nightly` makes two million.
+/// The number of calls of a storm, unless `COREWALK_STORM_CALLS` is set. `cargo xtask nightly` sets
+/// it to two million.
 const CALLS: u64 = 20_000;
 
 fn calls() -> u64 {
@@ -32,8 +32,6 @@ fn storm(site: &Site, threads: usize, calls: u64) {
     report.assert();
 }
 
-/// Runs a storm over an asynchronous back end. Each call waits for the time `call`, and a rename
-/// for the time `rename`.
 fn async_storm([call, rename]: [Duration; 2], threads: usize, calls: [u64; 2]) {
     for (options, calls) in [Options::exclusive(), Options::shared()].into_iter().zip(calls) {
         let delay = move |name, _: &[u8]| match name {

@@ -13,8 +13,6 @@ use tempfile::TempDir;
 use crate::flawed::{Flaw, Flawed};
 use crate::site::{Site, suite};
 
-/// Runs a check on a mounted tmpfs with this bug, or returns `None` if the check cannot run on this
-/// machine.
 fn run(flaw: Flaw, check: &str) -> Option<Report> {
     let site = Site::new(Arc::new(Flawed::new(flaw)), Options::shared())?;
     let report = site.suite().only(check).run();
@@ -27,8 +25,7 @@ fn run(flaw: Flaw, check: &str) -> Option<Report> {
     Some(report)
 }
 
-/// Asserts that a check finds the bug with a failure text that contains `why`, and that the check
-/// passes without the bug.
+/// The check must also pass without the bug.
 fn is_found(flaw: Flaw, check: &str, why: &str) {
     let Some(report) = run(Flaw::None, check) else { return };
     report.assert();
@@ -43,15 +40,15 @@ fn has_failed(report: &Report, why: &str) {
     }
 }
 
-/// Runs a storm in a directory of the host, while a program calls `sabotage` with the path of a
-/// file of the storm.
+/// During the storm, a program calls `sabotage` again and again with the path of one of its files.
 fn storm_beside(sabotage: fn(&Path) -> std::io::Result<()>) -> Report {
     let dir = TempDir::new().expect("make a directory");
     let path = dir.path().to_owned();
     let suite = suite(dir.path()).with_invalidation(move |name| {
         if name.ends_with("current1") {
             for _ in 0..200 {
-                // Ignore an error: the file does not exist yet, or its directory has moved.
+                // A file of the storm may not exist yet, or its directory may have moved. So errors
+                // are ignored.
                 let _ = sabotage(&path.join(name));
             }
         }

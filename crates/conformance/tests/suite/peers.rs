@@ -22,17 +22,14 @@ use tempfile::TempDir;
 
 use crate::site::Site;
 
-/// How often a script runs.
 const ROUNDS: u64 = 20;
 
-/// The lease time of the mounts. Before its first change, the second mount waits so long, because
-/// until then the kernel of the first mount may keep its answers.
+/// Until a lease time has passed, the kernel of the first mount may keep its answers. So the second
+/// mount waits so long before its first change.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// A script gets both mounts, and the number of the round.
 type Script = fn(&Path, &Path, u64) -> Result<(), String>;
 
-/// Runs scripts on two mounts, the second one with `flaws`. Returns the result of each script.
 fn run(database: &str, flaws: Flaws, scripts: &[Script]) -> Option<Vec<Result<(), String>>> {
     let postgres = Postgres::shared()?;
     let objects = TempDir::new().unwrap();
@@ -46,7 +43,7 @@ fn run(database: &str, flaws: Flaws, scripts: &[Script]) -> Option<Vec<Result<()
         Some((Site::new(fs.clone(), Options::shared())?, fs))
     };
     let (first, _) = mount(Flaws::default())?;
-    // Let the kernel of the first mount cache that a name is absent, and the attributes of the
+    // The lookups make the kernel of the first mount cache an absent name and the attributes of the
     // root.
     assert!(!first.path().join("file2").exists() && first.path().join(".").exists());
     let (second, _) = mount(flaws)?;
@@ -72,13 +69,12 @@ fn done<T>(what: &str, result: io::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
-/// Opens with `O_CREAT`.
 fn create(path: &Path) -> io::Result<File> {
     File::options().write(true).create(true).truncate(false).open(path)
 }
 
-/// JuiceFS 6593: one client deleted a file, and another client could not create it again. The
-/// kernel of the other client used the cached name, and asked the server to open the deleted file.
+/// JuiceFS 6593: one client deleted a file, and another could not create it again. Its kernel used
+/// the cached name, and asked the server to open the deleted file.
 fn recreates_a_deleted_file(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let (here, there) = (a.join("file2"), b.join("file2"));
     done("open of A", create(&here))?;
@@ -91,8 +87,8 @@ fn recreates_a_deleted_file(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     ensure(!here.exists(), "A finds the removed file")
 }
 
-/// JuiceFS 6597: a client renamed a directory. Another client created a file in it by its old path,
-/// and the file was lost in the trash.
+/// JuiceFS 6597: a client renamed a directory. Another one created a file in it by its old path,
+/// and the file was lost.
 fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let (active, backup) = (a.join("active"), b.join("backup"));
     done("mkdir of A", fs::create_dir(&active))?;
@@ -101,8 +97,8 @@ fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), S
     done("rename of B", fs::rename(b.join("active"), &backup))?;
     let opened = create(&active.join("file0")).map(drop).map_err(|error| error.kind());
     ensure(opened == Err(ErrorKind::NotFound), &format!("open of A: {opened:?}"))?;
-    // Do it again, but rename and create at the same time. If the file is made before the rename,
-    // it moves with the directory.
+    // The script repeats this with a rename and a creation at the same time. A file that is made
+    // before the rename moves with the directory.
     done("rename of A", fs::rename(a.join("backup"), &active))?;
     done("mkdir of B", fs::create_dir(&backup))?;
     let opened = thread::scope(|scope| {
@@ -118,9 +114,8 @@ fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), S
     done("removal by A", fs::remove_dir_all(a.join("backup")))
 }
 
-/// JuiceFS 6323: a client appended to a file and closed it. Another client then read only as many
-/// bytes as its kernel had known before. A script from 6345 and 6309 rewrites a file with a random
-/// size and appends to it. Both mounts must see the same size and end of the file.
+/// JuiceFS 6323: a client appended to a file, and another one read only as many bytes as its kernel
+/// knew. The script of 6345 and 6309 also rewrites the file.
 fn reads_appended_bytes(a: &Path, b: &Path, round: u64) -> Result<(), String> {
     let mut rng = Rng::new(Seed(round));
     let (here, there) = (a.join("shared"), b.join("shared"));
@@ -147,8 +142,8 @@ fn reads_appended_bytes(a: &Path, b: &Path, round: u64) -> Result<(), String> {
     ensure(end == expected[from..], "B read a wrong end")
 }
 
-/// JuiceFS 2774: a client removed a directory. Another client could still make a file in it,
-/// because its caches still had the name and the attributes of the directory.
+/// JuiceFS 2774: a client removed a directory. Another one could still make a file in it, because
+/// its caches had the directory.
 fn makes_nothing_in_a_removed_directory(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let there = b.join("test");
     done("mkdir of A", fs::create_dir(a.join("test")))?;

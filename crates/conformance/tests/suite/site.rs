@@ -16,13 +16,12 @@ use corewalk_testkit::require::has_fuse;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// A test that runs longer than this time counts as hanging. A test may have to install programs.
+/// A longer test counts as hanging. A test may have to install programs.
 const TEST_LIMIT: Duration = Duration::from_secs(1800);
-/// The folder into which `cargo xtask suites` installs programs, too.
+/// `cargo xtask suites` installs programs into the same folder.
 const PROGRAMS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../tools");
 
-/// A mounted file system. The fields are dropped in this order: the mount, its runtime and its
-/// directory.
+/// Fields are dropped in order: first the mount, then its runtime, then its directory.
 pub(crate) struct Site {
     _mount: Box<dyn Any>,
     _runtime: Option<Runtime>,
@@ -32,8 +31,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Mounts `fs`. If mounting is not possible on this machine, prints a message and returns
-    /// `None`.
+    /// If this machine cannot mount, prints a message and returns `None`.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Option<Site> {
         if !has_fuse() {
             return None;
@@ -45,7 +43,7 @@ impl Site {
         Some(Site::of(Box::new(mount), None, dir, kernel))
     }
 
-    /// Mounts the asynchronous `fs`, as [`Site::new`] does.
+    /// Like [`Site::new`], for an asynchronous back end.
     pub(crate) fn asynchronous<F>(fs: Arc<F>, options: Options) -> Option<Site>
     where
         F: AsyncFileSystem,
@@ -79,7 +77,6 @@ impl Site {
         Site { _mount: mount, _runtime: runtime, dir, kernel, _watchdog: watchdog }
     }
 
-    /// Returns the mount point.
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -92,13 +89,11 @@ impl Site {
     }
 }
 
-/// Returns the suite for a directory.
 pub(crate) fn suite(dir: &Path) -> Mounted {
     Mounted::new(dir, PROGRAMS)
 }
 
-/// Returns the options of all mounts. The environment variable `COREWALK_TRANSPORT` chooses the
-/// transport.
+/// The environment variable `COREWALK_TRANSPORT` chooses the transport.
 fn mount_options() -> MountOptions {
     let transport = std::env::var("COREWALK_TRANSPORT").map_or(Transport::Auto, |name| {
         Transport::from_name(&name).expect("COREWALK_TRANSPORT is a transport")

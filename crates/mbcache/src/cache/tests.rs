@@ -4,14 +4,12 @@ use super::*;
 use crate::index::Line;
 use crate::slots::Words;
 
-/// Returns a cache with room for `entries` entries.
 fn cache(entries: u64) -> Mbcache {
     let budget_bytes = (entries * SLOTS_PER_ENTRY).div_ceil(u64::from(SLOTS)) * LINE_BYTES;
     let options = MbcacheOptions { budget_bytes, ..MbcacheOptions::default() };
     Mbcache::with_secret(options, Secret::new(1)).unwrap()
 }
 
-/// Returns the values of `key`, in the order of the search.
 fn found(cache: &Mbcache, key: u64) -> Vec<u64> {
     let mut values = Vec::new();
     let mut found = cache.find_first(key);
@@ -29,7 +27,6 @@ fn values(cache: &Mbcache, key: u64) -> Vec<u64> {
     values
 }
 
-/// Returns the number of slots that a search for `key` examines if it finds no entry.
 fn looked_at(cache: &Mbcache, key: u64) -> usize {
     let (index, home, mut slots) = (&cache.index, cache.index.home(key), 0);
     let found = index.walk(home, index.reach(home), 0, |_| {
@@ -40,7 +37,6 @@ fn looked_at(cache: &Mbcache, key: u64) -> usize {
     slots
 }
 
-/// Returns the number of handles of a pair, which a failed `delete_or_get` reports.
 fn handles(cache: &Mbcache, key: u64, value: u64) -> u64 {
     cache.delete_or_get(key, value).map_or(0, |busy| busy.state.count())
 }
@@ -114,21 +110,19 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
     let cache = cache(1_000);
     for value in 0..20_000 {
         cache.create(value, value).unwrap();
-        // One pair is used again and again.
         assert!(cache.get(7, 7) || value < 7, "T37: a pair in use was dropped");
         if value % 50 == 0 {
             let stats = cache.stats();
             assert!(stats.entries >= u64::from(cache.entries_max()) || stats.reclaimed == 0);
         }
     }
-    // A full cache leaves slots of its index free, so that searches stay short.
     let most = cache.index.bytes() / LINE_BYTES * u64::from(SLOTS);
     let kept = cache.stats().entries;
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// Even values prefer the first slot of a line, and odd values the second. Whether values are even,
-/// odd or mixed, the cache must use about three quarters of all slots.
+/// A value prefers one of the two slots of a line. Whichever values it has, the cache must use
+/// three quarters of all slots.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
@@ -149,8 +143,6 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
         if let Err(error) = cache.create(value, value) {
             break error;
         }
-        // All entries have handles, except the newest one. So `create` would drop that entry. Take
-        // a handle of it too, so that `create` finds none to drop.
         held.extend(cache.find_first(value));
     };
     assert_eq!((full, held.len()), (CreateError::Full, 180), "each slot has an entry");
@@ -161,8 +153,8 @@ fn full_cache_whose_entries_are_all_held_takes_no_more() {
     assert_eq!(cache.create(1_001, 1_001), Ok(()), "the newest is not held");
 }
 
-/// The 128 lines in which the entries of one key can be are full, and all entries were used.
-/// `create` must clear their referenced bits and drop one of them.
+/// Only 128 lines can have the entries of one key. If these are full of used entries, `create` must
+/// still drop one.
 #[test]
 fn key_with_too_many_values_loses_one_for_each_new_one() {
     let cache = cache(10_000);
@@ -173,9 +165,8 @@ fn key_with_too_many_values_loses_one_for_each_new_one() {
     assert_eq!((cache.stats().entries, cache.stats().reclaimed), (256, 144));
 }
 
-/// If the hashes of keys select one line of the index, their entries may be in that line and the
-/// 127 lines after it. The test creates more than fit there. A search must then read all 128 lines,
-/// and no more. An entry of another key in these lines must still be found.
+/// Keys with one home line share the 128 lines that begin there. A search must read no line beyond
+/// them.
 #[test]
 fn keys_of_one_home_are_kept_to_one_window() {
     let cache = cache(1_000);
@@ -206,8 +197,6 @@ fn pair_is_there_once_and_keeps_its_flag() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// A search returns only values of its own key. A slot from which an entry was deleted must be used
-/// again.
 #[test]
 fn values_of_a_key_come_without_those_of_others() {
     let cache = cache(12);
@@ -229,9 +218,8 @@ fn values_of_a_key_come_without_those_of_others() {
     }
 }
 
-/// Invariant I.1 of `index.rs`: a line stores its *reach*, the number of further lines that a
-/// search reads. The reach must grow when entries of a key are created in later lines. After these
-/// were deleted, calls of `create` must lower it again.
+/// Invariant I.1 of `index.rs`: the *reach* of a home line is the number of further lines that
+/// searches read. It must grow with entries in later lines, and shrink after their deletion.
 #[test]
 fn home_reaches_as_far_as_its_entries_stand() {
     let cache = cache(30);
@@ -307,8 +295,7 @@ fn entries_that_were_used_survive_a_scan() {
     assert_eq!(cache.scan(u64::MAX), 50);
 }
 
-/// Control test: `find_first` does not set the referenced bit. So a scan must drop entries that
-/// were found but never used.
+/// Control test: `find_first` does not mark an entry as used, so a scan drops it.
 #[test]
 fn control_entries_that_were_only_looked_at_are_dropped() {
     let cache = cache(1_000);
@@ -370,9 +357,6 @@ fn value_at_its_cap_is_not_found_until_it_has_fewer_users() {
     assert_eq!(cache.stats().entries, 0);
 }
 
-/// Creates `count` values of one key, and marks each immediately as full (with the maximum number
-/// of users). Calls `each` with a handle of it. Returns the number of slots that a search for the
-/// key examines afterwards.
 fn slots_looked_at<'c>(
     cache: &'c Mbcache,
     count: u64,
@@ -388,9 +372,8 @@ fn slots_looked_at<'c>(
     looked_at(cache, 1)
 }
 
-/// Full blocks (with the maximum number of users) must not make searches long. A search must
-/// examine one line of the index, however many full blocks have the content. Trap T39 in
-/// `traps.md`.
+/// However many full values (with the maximum number of users) a key has, a search must examine one
+/// line. Trap T39 in `traps.md`.
 #[test]
 fn find_among_any_number_of_full_values_looks_at_one_line() {
     for count in [10, 1_000] {
@@ -402,8 +385,7 @@ fn find_among_any_number_of_full_values_looks_at_one_line() {
     }
 }
 
-/// Control test: the cache drops the entry of a full value (with the maximum number of users) only
-/// with its last handle. This test keeps all handles, so a search must examine all these entries.
+/// Control test: an entry of a full value stays while it has a handle. So searches must examine it.
 #[test]
 fn control_find_looks_at_full_values_that_stay() {
     let cache = cache(2_000);

@@ -251,7 +251,7 @@ fn timeouts_conflict_with_server_permissions_in_any_order() {
     assert!(plan("no_default_permissions,entry_timeout=0").is_ok());
 }
 
-/// Fuzz test: any list of options must either be accepted, or be refused with a usage error.
+/// Fuzz test: any list of options must be accepted, or refused with a usage error.
 #[test]
 fn fuzz_options_are_accepted_or_refused() {
     const WORDS: [&[u8]; 16] = [
@@ -291,8 +291,6 @@ fn fuzz_options_are_accepted_or_refused() {
             };
             let Failure::Usage(line) = refused else { panic!("{refused:?}") };
             assert!(!line.is_empty());
-            // Classify the usage error by the start of its message, up to the name of the
-            // option.
             line.split(['\'', ':']).next().unwrap_or_default().to_owned()
         });
         answers.sort();
