@@ -243,6 +243,16 @@ pub struct Attr {
 /// How long a client, such as the kernel, may use a name or attributes before it asks the server
 /// again. `None` means the default in the server's options. The server's own dentry cache keeps
 /// names until they change or are invalidated.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use corewalk::{Attr, Ttl};
+///
+/// // The size changes often: clients ask for it each time, but keep the name.
+/// let log = Attr::file(7, 100).with_ttl(Ttl { attr: Some(Duration::ZERO), ..Ttl::default() });
+/// assert_eq!(log.ttl.entry, None);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
     /// How long a client may use the name under which it found the inode. Used only in answers

@@ -643,6 +643,7 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Returns the access ACL or the default ACL of `node`. None if there is no such ACL, or if the
     /// mode alone expresses it. Reads of the `system.posix_acl_*` attributes use this method.
+    /// `ls -l` reads the access ACL of each file that it shows, so this method should be cheap.
     fn get_acl(&self, node: Node<'_>, kind: AclKind) -> Result<Option<Acl>, Errno> {
         Ok(None)
     }
@@ -702,6 +703,28 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Serves any other ioctl(2) on a regular file or a directory. `command` tells the size and the
     /// direction of the argument (`_IOR`, `_IOW`). `input` is the argument. The answer has at most
     /// as many bytes as the argument. `ENOTTY`, the default, for an unknown command.
+    ///
+    /// The caches do not know which commands change a file. If a command changes the size or other
+    /// attributes, report the file with a time to live of 0 ([`Attr::ttl`]).
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{Errno, IoctlReply};
+    /// use rustix::ioctl::opcode;
+    ///
+    /// /// `_IOR('E', 0, size_t)`.
+    /// const GET_SIZE: u32 = opcode::read::<usize>(b'E', 0);
+    ///
+    /// fn ioctl(size: usize, command: u32) -> Result<IoctlReply, Errno> {
+    ///     match command {
+    ///         GET_SIZE => Ok(IoctlReply::new(size.to_ne_bytes().to_vec())),
+    ///         _ => Err(Errno::NOTTY),
+    ///     }
+    /// }
+    ///
+    /// assert_eq!(ioctl(7, GET_SIZE)?.output, 7_usize.to_ne_bytes());
+    /// # Ok::<(), Errno>(())
+    /// ```
     fn ioctl(&self, node: Node<'_>, command: u32, input: &[u8]) -> Result<IoctlReply, Errno> {
         Err(Errno::NOTTY)
     }

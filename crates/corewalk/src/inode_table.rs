@@ -11,6 +11,11 @@
 //! - A node whose last name was removed has no path. So a server that finds files by path keeps the
 //!   last path, or an open descriptor, in the node's user data. It does so before it calls
 //!   `removed` or `renamed`, and before it enters another file at the name.
+//! - A path may change while the server uses it. A server that finds files by path therefore holds
+//!   a lock of its own for reading during each call, and for writing during a rename. Or it
+//!   implements [`PathFileSystem`](crate::PathFileSystem), which needs no such lock.
+//! - Each entry in a reply to readdirplus is one lookup, except `.` and `..`. If an entry does not
+//!   fit into the reply, the server forgets its lookup.
 //!
 //! # How it works
 //! An `InodeTable` is a [`Vfs`] over a file system that accepts each change (`no_backing`). So
@@ -174,6 +179,20 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     ///
     /// # Errors
     /// `ENOTDIR` and `ENOENT` as in [`InodeTable::entered`]; `EPERM` for a directory; `ENOMEM`.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default())?;
+    /// let (root, first) = (table.root(), Name::new(b"first")?);
+    /// let file = table.entered(&root, first, FileKind::Regular, ())?;
+    /// table.linked(&file, &root, Name::new(b"second")?)?;
+    /// // The file keeps its other name.
+    /// table.removed(&root, first)?;
+    /// assert_eq!(file.path()?, b"/second");
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn linked(
         &self,
         node: &TableNode<'_, T>,
@@ -251,6 +270,20 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{Errno, FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default())?;
+    /// let (root, name) = (table.root(), Name::new(b"f")?);
+    /// let file = table.entered(&root, name, FileKind::Regular, ())?;
+    /// table.removed(&root, name)?;
+    /// // A client that has the file open still uses its number. The number has no path.
+    /// assert!(table.get(file.ino()).is_ok());
+    /// assert_eq!(file.path(), Err(Errno::NOENT));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn removed(&self, parent: &TableNode<'_, T>, name: Name<'_>) -> Result<(), Errno> {
         for removal in [Removal::Unlink, Removal::Rmdir, Removal::Unlink] {
             match self.vfs.remove(&self.cred, &parent.inode, name, removal) {
@@ -304,6 +337,19 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     ///
     /// # Errors
     /// The errors of [`InodeTable::renamed`].
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default())?;
+    /// let (root, a, b) = (table.root(), Name::new(b"a")?, Name::new(b"b")?);
+    /// let file = table.entered(&root, a, FileKind::Regular, ())?;
+    /// let dir = table.entered(&root, b, FileKind::Directory, ())?;
+    /// table.exchanged((&root, a), (&root, b))?;
+    /// assert_eq!((file.path()?, dir.path()?), (b"/b".to_vec(), b"/a".to_vec()));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn exchanged(
         &self,
         a: (&TableNode<'_, T>, Name<'_>),
@@ -331,6 +377,19 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default())?;
+    /// let (root, name) = (table.root(), Name::new(b"f")?);
+    /// let before = table.entered(&root, name, FileKind::Regular, ())?.ino();
+    /// table.invalidated(&root, name)?;
+    /// let after = table.entered(&root, name, FileKind::Regular, ())?.ino();
+    /// assert_ne!(before, after);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn invalidated(&self, parent: &TableNode<'_, T>, name: Name<'_>) -> Result<(), Errno> {
         self.vfs.invalidate(&parent.inode, name)
     }

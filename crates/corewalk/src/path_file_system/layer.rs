@@ -38,7 +38,15 @@ const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
 /// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths.
 ///
 /// # Examples
-/// The documentation of [`PathFileSystem`] has one.
+/// ```
+/// use corewalk::{ByPath, FileSystem, PathFileSystem};
+///
+/// fn served(fs: impl PathFileSystem) -> impl FileSystem {
+///     ByPath::new(fs)
+/// }
+/// ```
+///
+/// The documentation of [`PathFileSystem`] has a whole file system.
 pub struct ByPath<F: PathFileSystem> {
     fs: F,
     files: Files<OpenFile<F::File>>,

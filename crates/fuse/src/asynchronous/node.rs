@@ -79,6 +79,17 @@ impl<F: AsyncFileSystem> Forget for F {
 
 /// The file of an asynchronous call: its inode, and the open file through which the call is made.
 /// As long as a clone of the node exists, the back end gets no `forget` for the inode.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::AsyncNode;
+///
+/// /// Finishes a write after its reply.
+/// fn upload_later(runtime: &tokio::runtime::Handle, node: &AsyncNode) {
+///     let node = node.clone();
+///     runtime.spawn(async move { println!("upload inode {}", node.ino()) });
+/// }
+/// ```
 #[derive(Clone)]
 pub struct AsyncNode {
     /// Dropped before `node`, so that the table drops the inode last.

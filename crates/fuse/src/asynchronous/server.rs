@@ -63,7 +63,8 @@ pub fn serve_async<F: AsyncFileSystem>(
 
 /// A server of an asynchronous file system.
 ///
-/// [`Mount::serve_async`] mounts this server. See [`AsyncFileSystem`] for an example of a back end.
+/// [`Mount::serve_async`] mounts this server, and has an example. See [`AsyncFileSystem`] for an
+/// example of a back end.
 ///
 /// - With [`Options::exclusive`], the server answers lookups and requests for attributes from its
 ///   cache.

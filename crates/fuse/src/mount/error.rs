@@ -6,8 +6,16 @@ use corewalk::Errno;
 
 use crate::options::Conflict;
 
-/// Tells why a mount failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Tells why a mount failed. `Debug` prints the same sentence as `Display`, because Rust prints the
+/// error of `main` with `Debug`.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::MountError;
+///
+/// assert_eq!(format!("{:?}", MountError::Missing), "no such directory");
+/// ```
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MountError {
     /// Two options contradict each other.
@@ -34,6 +42,12 @@ pub enum MountError {
     Fusermount(Box<str>),
     /// A system call failed. The text names the step that failed.
     System(&'static str, Errno),
+}
+
+impl fmt::Debug for MountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for MountError {

@@ -13,10 +13,13 @@ const THREADS: usize = 16;
 ///
 /// # Examples
 /// ```
-/// use corewalk_fuse::{MountFlags, MountOptions};
+/// use corewalk_fuse::{AllowedUsers, MountFlags, MountOptions};
 ///
 /// let options = MountOptions::default().with_source("tmpfs").with_threads(4);
 /// assert_eq!(options.flags, MountFlags::NOSUID | MountFlags::NODEV);
+/// // All users may use this mount. Devices and set-user-ID programs have their effect in it.
+/// let options = options.with_users(AllowedUsers::Everyone).with_flags(MountFlags::empty());
+/// assert_eq!(options.users, AllowedUsers::Everyone);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

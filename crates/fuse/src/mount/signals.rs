@@ -57,6 +57,21 @@ pub fn serve(
 ///
 /// After [`EndSignals::watch`], `SIGINT`, `SIGTERM` and `SIGHUP` no longer end the process, even if
 /// the `EndSignals` value is dropped.
+///
+/// # Examples
+/// ```no_run
+/// use std::{path::Path, sync::Arc};
+/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+/// use corewalk_fuse::{EndSignals, Mount, MountOptions, Options};
+///
+/// let signals = EndSignals::watch()?;
+/// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+/// let mount = Mount::new(fs, Path::new("/mnt"), Options::exclusive(), &MountOptions::default())?;
+/// // The program goes on beside the mount, and then waits for its end.
+/// println!("mounted on {}", mount.point().path().display());
+/// mount.wait_or_unmount(signals)?;
+/// # Ok::<(), corewalk_fuse::MountError>(())
+/// ```
 #[derive(Debug)]
 pub struct EndSignals {
     sender: Sender<Event>,

@@ -1,4 +1,6 @@
 //! Tests of how often common commands call the back end. Before each command, nothing is cached.
+//! The tests make the system calls of each command, except the one for the ACL of each file that
+//! `ls -l` shows.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
