@@ -36,7 +36,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, open, statat, unlinkat};
 use crate::failure::Failure;
 use crate::source::Source;
 use junctions::{Inherited, Junctions};
-pub(crate) use options::Plan;
+pub(crate) use options::{Plan, scaled};
 
 /// The part of the help on options and fstab(5).
 const OPTIONS: &str = "\

@@ -119,6 +119,8 @@ pub(crate) struct Content {
     inline: Bytes,
     slices: Pieces,
     dirty: Dirty,
+    /// How many bytes of the size the database does not count yet (`limits.rs`).
+    uncounted: u64,
     /// True if a change of the size or of the modification time is not flushed yet.
     is_changed: bool,
     /// When the oldest dirty bytes were written.
@@ -235,8 +237,9 @@ impl Files {
     pub(crate) fn discard(&self, ino: u64) {
         let open = self.files.lock().remove(&ino);
         if let Some(open) = open {
-            let content = open.file.content.lock();
+            let mut content = open.file.content.lock();
             self.dirty_bytes.add(-(content.dirty.bytes() as i64));
+            self.meta.session.room.release(std::mem::take(&mut content.uncounted));
         }
     }
 
@@ -335,8 +338,9 @@ impl Files {
     /// Writes at `offset`, or at the end of the file if that is None. `handle` is the open file.
     ///
     /// # Errors
-    /// `EFBIG` behind the largest size; `EIO` if locks are lost; the errors of a flush, if there is
-    /// no room for more dirty bytes. A call that fails writes nothing.
+    /// `EFBIG` behind the largest size; `ENOSPC` if the file system has a limit; `EIO` if locks are
+    /// lost; the errors of a flush, if there is no room for more dirty bytes. A call that fails
+    /// writes nothing.
     pub(crate) fn write(
         &self,
         (ino, handle): (u64, u64),
@@ -391,10 +395,20 @@ impl Files {
         {
             self.flush_content(file, content)?;
         }
+        let end = offset + bytes.len() as u64;
+        self.take_room(content, end)?;
         let before = content.dirty.bytes();
         content.dirty.write(offset, bytes);
         self.dirty_bytes.add(content.dirty.bytes() as i64 - before as i64);
-        note_change(file, content, offset + bytes.len() as u64);
+        note_change(file, content, end);
+        Ok(())
+    }
+
+    /// Takes the room that a file needs to be at least `end` bytes long.
+    fn take_room(&self, content: &mut Content, end: u64) -> Result<(), Errno> {
+        let more = end.saturating_sub(content.size);
+        self.meta.session.room.take_uncounted(more)?;
+        content.uncounted += more;
         Ok(())
     }
 
@@ -423,6 +437,11 @@ impl Files {
         content.slices.cut(size);
         let keep = content.inline.len().min(size as usize);
         content.inline.truncate(keep);
+        let uncounted = std::mem::take(&mut content.uncounted);
+        match size < content.end {
+            true => self.meta.session.room.release(uncounted),
+            false => self.meta.session.room.count(uncounted),
+        }
         (content.size, content.mtime) = (size, inode.attr.mtime);
         content.end = content.end.min(size);
         let before = content.dirty.bytes();
@@ -466,6 +485,7 @@ impl Files {
         let mut content = self.loaded(&used.file)?;
         self.meta.check_locks(ino, handle)?;
         if content.size < size {
+            self.take_room(&mut content, size)?;
             note_change(&used.file, &mut content, size);
         }
         Ok(())

@@ -30,6 +30,7 @@ use crate::connection::{Database, DatabaseError};
 use crate::data::Files;
 use crate::directory::{Cache, Listed};
 use crate::intents;
+use crate::limits::Usage;
 use crate::locks::Locks;
 use crate::meta::{Known, Meta};
 use crate::node::Inode;
@@ -42,8 +43,7 @@ const ROOT: u64 = 1;
 const O_ACCMODE: u32 = 3;
 /// The block of statfs(2).
 const BLOCK_BYTES: u64 = 4096;
-/// The free blocks (1 PiB) and free inodes that statfs(2) reports, since the database sets no
-/// limit.
+/// The free blocks (1 PiB) and free inodes that statfs(2) reports without a limit.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 /// How long the end of a mount waits for a database that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ const OBJECT_AGE: Duration = Duration::from_secs(60);
 /// dead mounts. `maintain` is called once a second.
 const COLLECT_EVERY: u32 = 30;
 
-const STATFS: &str = "SELECT * FROM cw_statfs()";
+const STATFS: &str = "SELECT * FROM cw_statfs(true)";
 const READLINK: &str = "SELECT cw_readlink($1)";
 const PURGE: &str = "SELECT * FROM cw_purge($1, $2, $3, $4)";
 const REAP: &str = "SELECT cw_reap($1)";
@@ -233,6 +233,19 @@ impl ClusterFs {
         self.nameless.lock().used.contains(&ino)
     }
 
+    /// Makes a call that may need room. If there is none, frees the room of removed files, learns
+    /// how much is used by now, and makes the call once more.
+    fn with_room<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match call() {
+            Err(Errno::NOSPC) if self.meta.session.room.is_limited() => {
+                self.purge()?;
+                self.meta.session.renew_now()?;
+                call()
+            }
+            done => done,
+        }
+    }
+
     /// Purges the orphans that the server has forgotten.
     fn purge(&self) -> Result<(), Errno> {
         loop {
@@ -330,11 +343,11 @@ impl FileSystem for ClusterFs {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.set_attributes(node, set)
+        self.with_room(|| self.set_attributes(node, set))
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.make_inode(dir.ino(), Some(name), what)
+        self.with_room(|| self.make_inode(dir.ino(), Some(name), what))
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
@@ -386,11 +399,11 @@ impl FileSystem for ClusterFs {
     }
 
     fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.data.write((node.ino(), node.handle()), Some(offset), bytes)
+        self.with_room(|| self.data.write((node.ino(), node.handle()), Some(offset), bytes))
     }
 
     fn append(&self, node: Node<'_>, _: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.data.write((node.ino(), node.handle()), None, bytes)
+        self.with_room(|| self.data.write((node.ino(), node.handle()), None, bytes))
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -405,7 +418,7 @@ impl FileSystem for ClusterFs {
 
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         match FileKind::from_mode(what.mode) {
-            Some(FileKind::Regular) => self.make_inode(dir.ino(), None, what),
+            Some(FileKind::Regular) => self.with_room(|| self.make_inode(dir.ino(), None, what)),
             _ => Err(Errno::INVAL),
         }
     }
@@ -459,16 +472,23 @@ impl FileSystem for ClusterFs {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let reply = self.meta.session.database.query(STATFS, &[])?;
-        let row = reply.rows.first().ok_or(Errno::IO)?;
-        let count = |name: &str| row.get::<_, i64>(name).max(0) as u64;
-        let (inodes, blocks) = (count("inodes"), count("bytes").div_ceil(BLOCK_BYTES));
+        let usage = Usage::of(reply.rows.first().ok_or(Errno::IO)?);
+        let bytes = usage.bytes.saturating_add(self.meta.session.room.uncounted());
+        // More may be used than a limit allows. df(1) takes the difference for the use.
+        let total = |used: u64, max: Option<u64>| match max {
+            Some(max) => max.max(used),
+            None => used.saturating_add(UNLIMITED_BLOCKS),
+        };
+        let used = bytes.div_ceil(BLOCK_BYTES);
+        let blocks = total(used, usage.max_bytes.map(|max| max / BLOCK_BYTES));
+        let files = total(usage.inodes, usage.max_inodes);
         Ok(StatFs::default()
             .with_bsize(BLOCK_BYTES as u32)
-            .with_blocks(blocks.saturating_add(UNLIMITED_BLOCKS))
-            .with_bfree(UNLIMITED_BLOCKS)
-            .with_bavail(UNLIMITED_BLOCKS)
-            .with_files(inodes.saturating_add(UNLIMITED_BLOCKS))
-            .with_ffree(UNLIMITED_BLOCKS))
+            .with_blocks(blocks)
+            .with_bfree(blocks - used)
+            .with_bavail(blocks - used)
+            .with_files(files)
+            .with_ffree(files - usage.inodes))
     }
 
     fn fallocate(
@@ -478,7 +498,7 @@ impl FileSystem for ClusterFs {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.allocate((node.ino(), node.handle()), offset, len, how)
+        self.with_room(|| self.allocate((node.ino(), node.handle()), offset, len, how))
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {

@@ -496,7 +496,7 @@ fn number(text: &str) -> Option<u64> {
 
 /// Parses a number with an optional suffix. The suffixes k, m, g and t multiply the number by a
 /// power of 1024.
-fn scaled(text: &str) -> Option<u64> {
+pub(crate) fn scaled(text: &str) -> Option<u64> {
     let scale = |suffix: char| match suffix.to_ascii_lowercase() {
         'k' => Some(10),
         'm' => Some(20),

@@ -9,6 +9,7 @@ mod fixtures;
 mod front;
 mod junctions;
 mod lifetime;
+mod limits;
 mod locks;
 mod outage;
 mod outages;
