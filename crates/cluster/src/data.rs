@@ -19,6 +19,7 @@
 //! two files. A thread that has locked `content` may wait for the database and the store.
 
 mod dirty;
+mod disk_cache;
 mod flush;
 mod objects_cache;
 mod pieces;
@@ -40,6 +41,7 @@ use crate::meta::Meta;
 use crate::node::Inode;
 use crate::objects::Objects;
 use dirty::{Dirty, OBJECT_BYTES};
+pub(crate) use disk_cache::DiskCache;
 use objects_cache::ObjectsCache;
 use pieces::{Pieces, Source};
 
@@ -71,6 +73,7 @@ pub(crate) struct Files {
     meta: Arc<Meta>,
     objects: Objects,
     cache: ObjectsCache,
+    pub(crate) disk: Option<Arc<DiskCache>>,
     files: Mutex<HashMap<u64, OpenFile>>,
     next_object: Mutex<u64>,
     /// The number of the next open file.
@@ -140,12 +143,14 @@ pub(crate) struct InUse<'a> {
 }
 
 impl Files {
-    /// Returns the layer that reads and writes file contents. It uses `meta` for metadata, and
-    /// `objects` for objects.
-    pub(crate) fn new(meta: Arc<Meta>, objects: Objects) -> Files {
+    /// Returns the layer that reads and writes file contents. It uses `meta` for metadata,
+    /// `objects` for objects, and `disk` to cache them.
+    pub(crate) fn new(meta: Arc<Meta>, objects: Objects, disk: Option<DiskCache>) -> Files {
+        let disk = disk.map(Arc::new);
         Files {
             meta,
-            cache: ObjectsCache::new(objects.clone(), CACHE_BYTES),
+            cache: ObjectsCache::new(objects.clone(), disk.clone(), CACHE_BYTES),
+            disk,
             objects,
             files: Mutex::default(),
             next_object: Mutex::new(0),

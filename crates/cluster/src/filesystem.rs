@@ -27,7 +27,7 @@ use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
 use crate::connection::{Database, DatabaseError};
-use crate::data::Files;
+use crate::data::{DiskCache, Files};
 use crate::directory::{Cache, Listed};
 use crate::intents;
 use crate::limits::Usage;
@@ -117,6 +117,8 @@ pub enum OpenError {
     Version(i32),
     /// The place of the objects cannot be opened or listed.
     Objects(std::io::Error),
+    /// The directory of the cache on disk cannot be used.
+    CacheDirectory(std::io::Error),
     /// The runtime cannot be started.
     Runtime(std::io::Error),
 }
@@ -154,9 +156,12 @@ impl ClusterFs {
         };
         let objects = place.and_then(|place| {
             let place = place.of_file_system(&stored.id);
-            Objects::open(&place, &options.settings).map_err(OpenError::Objects)
+            let objects = Objects::open(&place, &options.settings).map_err(OpenError::Objects)?;
+            let open = |folder| DiskCache::open(folder, &stored.id, options.disk_cache_bytes);
+            let disk = options.disk_cache.as_deref().map(open).transpose();
+            Ok((objects, disk.map_err(OpenError::CacheDirectory)?))
         });
-        let objects = objects.inspect_err(|_| {
+        let (objects, disk) = objects.inspect_err(|_| {
             // If the new session cannot be ended, it dies by itself after its lease time.
             let _ = session.end();
         })?;
@@ -165,7 +170,7 @@ impl ClusterFs {
         let meta = Arc::new(Meta { session, cache, locks: Locks::default() });
         let fs = ClusterFs {
             id: stored.id,
-            data: Files::new(meta.clone(), objects.clone()),
+            data: Files::new(meta.clone(), objects.clone(), disk),
             meta,
             objects,
             nameless: Mutex::default(),
@@ -606,6 +611,10 @@ impl FileSystem for ClusterFs {
         sink("cluster_attribute_expiries", attributes);
         sink("cluster_cached_entries", self.meta.cache.len() as u64);
         sink("cluster_dirty_bytes", self.dirty_bytes());
+        let disk = self.data.disk.as_ref();
+        sink("cluster_disk_hits", disk.map_or(0, |disk| count(&disk.hits)));
+        sink("cluster_disk_misses", disk.map_or(0, |disk| count(&disk.misses)));
+        sink("cluster_disk_bytes", disk.map_or(0, |disk| disk.bytes()));
     }
 }
 
@@ -665,6 +674,9 @@ impl std::fmt::Display for OpenError {
                 write!(f, "it has version {version}, which this program does not support")
             }
             OpenError::Objects(error) => write!(f, "its objects cannot be used: {error}"),
+            OpenError::CacheDirectory(error) => {
+                write!(f, "the directory of its cache cannot be used: {error}")
+            }
             OpenError::Runtime(error) => write!(f, "cannot start threads: {error}"),
         }
     }

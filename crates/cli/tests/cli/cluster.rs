@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use corewalk_testkit::postgres::Postgres;
 use rustix::process::Signal;
 
-use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
+use crate::fixtures::{Folder, Server, can_mount, corewalk, counter, run};
 
 /// Returns the number of SQL statements that the mount at `path` has sent.
 fn statements(path: &Path) -> u64 {
@@ -158,6 +158,30 @@ fn limits_are_set_and_shown_by_df() {
     server.signal(Signal::TERM);
     assert_eq!(server.wait().code(), Some(0));
     assert_eq!(run(corewalk(&["fsck", &address])).status.code(), Some(0));
+}
+
+#[test]
+fn objects_on_the_disk_are_read_by_the_next_mount() {
+    if !can_mount() {
+        return;
+    }
+    let Some(postgres) = Postgres::start() else { return };
+    let folder = Folder::new();
+    let address = made(&postgres, &folder);
+    let path = folder.path("m");
+    let option = format!("cache_dir={},cache_dir_size=64m", folder.path("cache").display());
+    let bytes: Vec<u8> = (0..20_000_000_u32).map(|at| (at / 1000) as u8).collect();
+    let mut server = Server::of(&address, &["-o", &option], &path);
+    fs::write(path.join("f"), &bytes).expect("the file is written");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    for round in 0..2 {
+        let mut server = Server::of(&address, &["-o", &option], &path);
+        assert!(fs::read(path.join("f")).expect("the file exists") == bytes);
+        assert_eq!(counter(&path, "cluster_disk_hits") > 0, round > 0);
+        server.signal(Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod contents;
 mod database;
+mod disk_cache;
 mod encryption;
 mod fixtures;
 mod front;
