@@ -1,4 +1,4 @@
-//! `corewalk cluster`: commands on a mounted cluster file system.
+//! `corewalk cluster`: limits and junctions of a cluster file system.
 //!
 //! # Reaching a junction
 //! A junction is a directory of a cluster file system on which its mounts show another file system.
@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 
 use corewalk::Errno;
 use corewalk_base::primitives::thread;
-use corewalk_cluster::JUNCTION;
+use corewalk_cluster::{JUNCTION, OpenError, Url, Usage};
 use corewalk_fuse::XATTR_STAT;
 use rustix::fs::{CWD, Mode, OFlags, XattrFlags};
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use crate::failure::Failure;
+use crate::mount::scaled;
 use crate::source::parse_url;
 
 const LIMIT: Duration = Duration::from_secs(15);
@@ -37,6 +38,47 @@ pub(crate) struct Arguments {
 enum Command {
     /// Makes an empty directory the place of another cluster file system.
     Junction(Junction),
+    /// Prints the use and the limits of a cluster file system, and changes the limits.
+    Limits(LimitsArguments),
+}
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Mounts follow within some seconds. A limit may be lower than the use. Then nothing can be added until
+enough is removed. Each junction leads to a file system with limits of its own.
+
+Example:
+    corewalk cluster limits pg://me@db.example.org/files --capacity 500g --inodes 10m
+
+Exit status: 0 if it was done, 1 if not, 2 if the command line is invalid.")]
+struct LimitsArguments {
+    /// The file system, pg://USER@HOST:PORT/DATABASE.
+    url: String,
+    #[command(flatten)]
+    limits: Limits,
+}
+
+/// Limits on the command line.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The most bytes of all files, as the sum of their sizes: a number, which may end in k, m, g
+    /// or t for a power of 1024. 0 means no limit.
+    #[arg(long, value_name = "SIZE", value_parser = parse_count)]
+    capacity: Option<u64>,
+    /// The most inodes: a number, as for --capacity. 0 means no limit.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    inodes: Option<u64>,
+}
+
+impl Limits {
+    /// Sets the limits that are given. Returns the limits and the use.
+    pub(crate) fn apply(self, url: &Url) -> Result<Usage, OpenError> {
+        corewalk_cluster::limits(url, self.capacity, self.inodes)
+    }
+}
+
+fn parse_count(text: &str) -> Result<u64, &'static str> {
+    scaled(text).ok_or("it takes a number, such as 1000, 64k, 10m, 1g or 1t")
 }
 
 #[derive(clap::Args, Debug)]
@@ -64,7 +106,31 @@ struct Junction {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let Command::Junction(junction) = &arguments.command;
+    match &arguments.command {
+        Command::Junction(junction) => change_junction(junction),
+        Command::Limits(arguments) => show_limits(arguments),
+    }
+}
+
+/// Sets the limits that are given, and prints all limits and the use.
+fn show_limits(arguments: &LimitsArguments) -> Result<(), Failure> {
+    let url = &arguments.url;
+    let usage =
+        arguments.limits.apply(&parse_url(url)?).map_err(|error| Failure::of(url, error))?;
+    let limit =
+        |limit: Option<u64>| limit.map_or("no limit".to_owned(), |limit| format!("limit {limit}"));
+    let written = writeln!(
+        std::io::stdout().lock(),
+        "capacity: {} bytes used, {}\ninodes: {} used, {}",
+        usage.bytes,
+        limit(usage.max_bytes),
+        usage.inodes,
+        limit(usage.max_inodes)
+    );
+    written.map_err(|error| Failure::of("standard output", error))
+}
+
+fn change_junction(junction: &Junction) -> Result<(), Failure> {
     let path = &junction.path;
     let failed = |error: Errno| Failure::of(path.display(), text_of(error));
     if let Some(url) = &junction.url {

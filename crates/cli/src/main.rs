@@ -5,6 +5,7 @@
 //! | `corewalk mount SOURCE MOUNTPOINT` | mounts a file system and serves it through FUSE |
 //! | `corewalk mkfs pg://...` | makes a cluster file system in a database |
 //! | `corewalk fsck SOURCE` | checks a store or a cluster file system |
+//! | `corewalk cluster` | sets limits of a cluster file system, or spreads it over databases |
 //! | `corewalk stat MOUNTPOINT` | prints the counters of a mount |
 //! | `corewalk ipc` | runs programs on System V IPC in user space |
 //! | `mount.corewalk` (a link to the program) | is called by mount(8) |
@@ -67,7 +68,7 @@ enum Command {
     Fsck(fsck::Arguments),
     /// Prints the counters of a mount.
     Stat(stat::Arguments),
-    /// Spreads a cluster file system over several databases.
+    /// Sets limits of a cluster file system, or spreads it over several databases.
     Cluster(cluster::Arguments),
     /// Runs programs on System V IPC in user space, and manages its namespaces.
     Ipc(ipc::Arguments),

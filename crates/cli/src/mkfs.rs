@@ -7,6 +7,7 @@ use std::io::Write as _;
 
 use corewalk_cluster::{MakeError, SCHEME, mkfs};
 
+use crate::cluster::Limits;
 use crate::failure::Failure;
 use crate::source::parse_url;
 
@@ -29,6 +30,8 @@ pub(crate) struct Arguments {
     /// stay where they are.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    limits: Limits,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -37,7 +40,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("'{url}' is no URL that begins with {SCHEME}")));
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    match mkfs(&parse_url(text)?, owner, arguments.force) {
+    let url = parse_url(text)?;
+    match mkfs(&url, owner, arguments.force) {
         Ok(()) => {}
         Err(error @ MakeError::Exists) => {
             return Err(Failure::of(text, format!("{error}; --force replaces it")));
@@ -45,6 +49,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Err(error @ MakeError::NoData) => return Err(Failure::Usage(format!("{text}: {error}"))),
         Err(error) => return Err(Failure::of(text, error)),
     }
+    arguments.limits.apply(&url).map_err(|error| {
+        Failure::of(text, format!("the file system is made, but without its limits: {error}"))
+    })?;
     let written = writeln!(std::io::stdout().lock(), "made a file system in {text}");
     written.map_err(|error| Failure::of("standard output", error))
 }

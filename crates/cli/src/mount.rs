@@ -36,7 +36,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, open, statat, unlinkat};
 use crate::failure::Failure;
 use crate::source::Source;
 use junctions::{Inherited, Junctions};
-pub(crate) use options::Plan;
+pub(crate) use options::{Plan, scaled};
 
 /// The part of the help on options and fstab(5).
 const OPTIONS: &str = "\
@@ -117,6 +117,10 @@ Options of corewalk:
   no_kernel_names    it keeps them only while there is no other mount (default)
   create (default)   create the store if there is none
   no_create          for a store only: fail if there is none
+  cache_dir=DIR      for a cluster file system: keep objects that were read whole in the directory
+                     DIR, an absolute path, also after the mount has ended. One mount at a time can
+                     use DIR for a file system; several file systems can share DIR.
+  cache_dir_size=SIZE  the most bytes of a file system in DIR; default 1g
   connections=COUNT  for a cluster file system: connections to the database, from 1 to 64, and two
                      more for the session; default 4
   cache=SIZE         the most memory for cached names and attributes; default 256m. A cluster file

@@ -89,7 +89,10 @@ Counters of a cluster file system:
                         times that the kernel had to drop the attributes of an inode
   cluster_cached_entries
                         names and inodes in its cache
-  cluster_dirty_bytes   bytes that were written and are in memory only: the pending upload";
+  cluster_dirty_bytes   bytes that were written and are in memory only: the pending upload
+  cluster_disk_hits     reads of objects that cache_dir= answered
+  cluster_disk_misses   reads of objects that neither the memory nor cache_dir= answered
+  cluster_disk_bytes    size of its files, now";
 
 /// The command line.
 #[derive(clap::Args, Debug)]

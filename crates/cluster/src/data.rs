@@ -19,6 +19,7 @@
 //! two files. A thread that has locked `content` may wait for the database and the store.
 
 mod dirty;
+mod disk_cache;
 mod flush;
 mod objects_cache;
 mod pieces;
@@ -40,6 +41,7 @@ use crate::meta::Meta;
 use crate::node::Inode;
 use crate::objects::Objects;
 use dirty::{Dirty, OBJECT_BYTES};
+pub(crate) use disk_cache::DiskCache;
 use objects_cache::ObjectsCache;
 use pieces::{Pieces, Source};
 
@@ -71,6 +73,7 @@ pub(crate) struct Files {
     meta: Arc<Meta>,
     objects: Objects,
     cache: ObjectsCache,
+    pub(crate) disk: Option<Arc<DiskCache>>,
     files: Mutex<HashMap<u64, OpenFile>>,
     next_object: Mutex<u64>,
     /// The number of the next open file.
@@ -119,6 +122,8 @@ pub(crate) struct Content {
     inline: Bytes,
     slices: Pieces,
     dirty: Dirty,
+    /// How many bytes of the size the database does not count yet (`limits.rs`).
+    uncounted: u64,
     /// True if a change of the size or of the modification time is not flushed yet.
     is_changed: bool,
     /// When the oldest dirty bytes were written.
@@ -138,12 +143,14 @@ pub(crate) struct InUse<'a> {
 }
 
 impl Files {
-    /// Returns the layer that reads and writes file contents. It uses `meta` for metadata, and
-    /// `objects` for objects.
-    pub(crate) fn new(meta: Arc<Meta>, objects: Objects) -> Files {
+    /// Returns the layer that reads and writes file contents. It uses `meta` for metadata,
+    /// `objects` for objects, and `disk` to cache them.
+    pub(crate) fn new(meta: Arc<Meta>, objects: Objects, disk: Option<DiskCache>) -> Files {
+        let disk = disk.map(Arc::new);
         Files {
             meta,
-            cache: ObjectsCache::new(objects.clone(), CACHE_BYTES),
+            cache: ObjectsCache::new(objects.clone(), disk.clone(), CACHE_BYTES),
+            disk,
             objects,
             files: Mutex::default(),
             next_object: Mutex::new(0),
@@ -235,8 +242,9 @@ impl Files {
     pub(crate) fn discard(&self, ino: u64) {
         let open = self.files.lock().remove(&ino);
         if let Some(open) = open {
-            let content = open.file.content.lock();
+            let mut content = open.file.content.lock();
             self.dirty_bytes.add(-(content.dirty.bytes() as i64));
+            self.meta.session.room.release(std::mem::take(&mut content.uncounted));
         }
     }
 
@@ -335,8 +343,9 @@ impl Files {
     /// Writes at `offset`, or at the end of the file if that is None. `handle` is the open file.
     ///
     /// # Errors
-    /// `EFBIG` behind the largest size; `EIO` if locks are lost; the errors of a flush, if there is
-    /// no room for more dirty bytes. A call that fails writes nothing.
+    /// `EFBIG` behind the largest size; `ENOSPC` if the file system has a limit; `EIO` if locks are
+    /// lost; the errors of a flush, if there is no room for more dirty bytes. A call that fails
+    /// writes nothing.
     pub(crate) fn write(
         &self,
         (ino, handle): (u64, u64),
@@ -391,10 +400,20 @@ impl Files {
         {
             self.flush_content(file, content)?;
         }
+        let end = offset + bytes.len() as u64;
+        self.take_room(content, end)?;
         let before = content.dirty.bytes();
         content.dirty.write(offset, bytes);
         self.dirty_bytes.add(content.dirty.bytes() as i64 - before as i64);
-        note_change(file, content, offset + bytes.len() as u64);
+        note_change(file, content, end);
+        Ok(())
+    }
+
+    /// Takes the room that a file needs to be at least `end` bytes long.
+    fn take_room(&self, content: &mut Content, end: u64) -> Result<(), Errno> {
+        let more = end.saturating_sub(content.size);
+        self.meta.session.room.take_uncounted(more)?;
+        content.uncounted += more;
         Ok(())
     }
 
@@ -423,6 +442,11 @@ impl Files {
         content.slices.cut(size);
         let keep = content.inline.len().min(size as usize);
         content.inline.truncate(keep);
+        let uncounted = std::mem::take(&mut content.uncounted);
+        match size < content.end {
+            true => self.meta.session.room.release(uncounted),
+            false => self.meta.session.room.count(uncounted),
+        }
         (content.size, content.mtime) = (size, inode.attr.mtime);
         content.end = content.end.min(size);
         let before = content.dirty.bytes();
@@ -466,6 +490,7 @@ impl Files {
         let mut content = self.loaded(&used.file)?;
         self.meta.check_locks(ino, handle)?;
         if content.size < size {
+            self.take_room(&mut content, size)?;
             note_change(&used.file, &mut content, size);
         }
         Ok(())

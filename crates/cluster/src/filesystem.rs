@@ -27,9 +27,10 @@ use corewalk_base::{Mutex, ShardedCounter};
 use tokio::runtime::Runtime;
 
 use crate::connection::{Database, DatabaseError};
-use crate::data::Files;
+use crate::data::{DiskCache, Files};
 use crate::directory::{Cache, Listed};
 use crate::intents;
+use crate::limits::Usage;
 use crate::locks::Locks;
 use crate::meta::{Known, Meta};
 use crate::node::Inode;
@@ -41,7 +42,7 @@ const ROOT: u64 = 1;
 /// The bits of the open flags that are 0 only for a file that is open for reading.
 const O_ACCMODE: u32 = 3;
 const BLOCK_BYTES: u64 = 4096;
-/// The database sets no limit, so statfs(2) reports 1 PiB of free blocks.
+/// The free blocks (1 PiB) and free inodes that statfs(2) reports without a limit.
 const UNLIMITED_BLOCKS: u64 = 1 << 38;
 /// How long the end of a mount waits for a database that does not answer.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -54,7 +55,7 @@ const OBJECT_AGE: Duration = Duration::from_secs(60);
 /// orphans of dead mounts.
 const COLLECT_EVERY: u32 = 30;
 
-const STATFS: &str = "SELECT * FROM cw_statfs()";
+const STATFS: &str = "SELECT * FROM cw_statfs(true)";
 const READLINK: &str = "SELECT cw_readlink($1)";
 const PURGE: &str = "SELECT * FROM cw_purge($1, $2, $3, $4)";
 const REAP: &str = "SELECT cw_reap($1)";
@@ -109,6 +110,8 @@ pub enum OpenError {
     Version(i32),
     /// The place of the objects cannot be opened or listed.
     Objects(std::io::Error),
+    /// The directory of the cache on disk cannot be used.
+    CacheDirectory(std::io::Error),
     /// The runtime cannot be started.
     Runtime(std::io::Error),
 }
@@ -146,10 +149,13 @@ impl ClusterFs {
         };
         let objects = place.and_then(|place| {
             let place = place.of_file_system(&stored.id);
-            Objects::open(&place, &options.settings).map_err(OpenError::Objects)
+            let objects = Objects::open(&place, &options.settings).map_err(OpenError::Objects)?;
+            let open = |folder| DiskCache::open(folder, &stored.id, options.disk_cache_bytes);
+            let disk = options.disk_cache.as_deref().map(open).transpose();
+            Ok((objects, disk.map_err(OpenError::CacheDirectory)?))
         });
-        let objects = objects.inspect_err(|_| {
-            // A session that cannot be ended dies by itself after its lease time.
+        let (objects, disk) = objects.inspect_err(|_| {
+            // If the new session cannot be ended, it dies by itself after its lease time.
             let _ = session.end();
         })?;
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
@@ -157,7 +163,7 @@ impl ClusterFs {
         let meta = Arc::new(Meta { session, cache, locks: Locks::default() });
         let fs = ClusterFs {
             id: stored.id,
-            data: Files::new(meta.clone(), objects.clone()),
+            data: Files::new(meta.clone(), objects.clone(), disk),
             meta,
             objects,
             nameless: Mutex::default(),
@@ -223,6 +229,20 @@ impl ClusterFs {
         self.nameless.lock().used.contains(&ino)
     }
 
+    /// Makes a call that may need room. If there is none, frees the room of removed files, learns
+    /// how much is used by now, and makes the call once more.
+    fn with_room<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match call() {
+            Err(Errno::NOSPC) if self.meta.session.room.is_limited() => {
+                self.purge()?;
+                self.meta.session.renew_now()?;
+                call()
+            }
+            done => done,
+        }
+    }
+
+    /// Purges the orphans that the server has forgotten.
     fn purge(&self) -> Result<(), Errno> {
         loop {
             let batch: Vec<i64> = {
@@ -308,11 +328,11 @@ impl FileSystem for ClusterFs {
     }
 
     fn setattr(&self, node: Node<'_>, set: &SetAttr) -> Result<Attr, Errno> {
-        self.set_attributes(node, set)
+        self.with_room(|| self.set_attributes(node, set))
     }
 
     fn make(&self, dir: Node<'_>, name: Name<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
-        self.make_inode(dir.ino(), Some(name), what)
+        self.with_room(|| self.make_inode(dir.ino(), Some(name), what))
     }
 
     fn remove(&self, dir: Node<'_>, name: Name<'_>, node: Node<'_>) -> Result<(), Errno> {
@@ -364,11 +384,11 @@ impl FileSystem for ClusterFs {
     }
 
     fn write(&self, node: Node<'_>, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.data.write((node.ino(), node.handle()), Some(offset), bytes)
+        self.with_room(|| self.data.write((node.ino(), node.handle()), Some(offset), bytes))
     }
 
     fn append(&self, node: Node<'_>, _: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        self.data.write((node.ino(), node.handle()), None, bytes)
+        self.with_room(|| self.data.write((node.ino(), node.handle()), None, bytes))
     }
 
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
@@ -383,7 +403,7 @@ impl FileSystem for ClusterFs {
 
     fn tmpfile(&self, dir: Node<'_>, what: &Make<'_>) -> Result<Attr, Errno> {
         match FileKind::from_mode(what.mode) {
-            Some(FileKind::Regular) => self.make_inode(dir.ino(), None, what),
+            Some(FileKind::Regular) => self.with_room(|| self.make_inode(dir.ino(), None, what)),
             _ => Err(Errno::INVAL),
         }
     }
@@ -437,16 +457,23 @@ impl FileSystem for ClusterFs {
 
     fn statfs(&self) -> Result<StatFs, Errno> {
         let reply = self.meta.session.database.query(STATFS, &[])?;
-        let row = reply.rows.first().ok_or(Errno::IO)?;
-        let count = |name: &str| row.get::<_, i64>(name).max(0) as u64;
-        let (inodes, blocks) = (count("inodes"), count("bytes").div_ceil(BLOCK_BYTES));
+        let usage = Usage::of(reply.rows.first().ok_or(Errno::IO)?);
+        let bytes = usage.bytes.saturating_add(self.meta.session.room.uncounted());
+        // More may be used than a limit allows. df(1) takes the difference for the use.
+        let total = |used: u64, max: Option<u64>| match max {
+            Some(max) => max.max(used),
+            None => used.saturating_add(UNLIMITED_BLOCKS),
+        };
+        let used = bytes.div_ceil(BLOCK_BYTES);
+        let blocks = total(used, usage.max_bytes.map(|max| max / BLOCK_BYTES));
+        let files = total(usage.inodes, usage.max_inodes);
         Ok(StatFs::default()
             .with_bsize(BLOCK_BYTES as u32)
-            .with_blocks(blocks.saturating_add(UNLIMITED_BLOCKS))
-            .with_bfree(UNLIMITED_BLOCKS)
-            .with_bavail(UNLIMITED_BLOCKS)
-            .with_files(inodes.saturating_add(UNLIMITED_BLOCKS))
-            .with_ffree(UNLIMITED_BLOCKS))
+            .with_blocks(blocks)
+            .with_bfree(blocks - used)
+            .with_bavail(blocks - used)
+            .with_files(files)
+            .with_ffree(files - usage.inodes))
     }
 
     fn fallocate(
@@ -456,7 +483,7 @@ impl FileSystem for ClusterFs {
         len: u64,
         how: Fallocate,
     ) -> Result<(), Errno> {
-        self.allocate((node.ino(), node.handle()), offset, len, how)
+        self.with_room(|| self.allocate((node.ino(), node.handle()), offset, len, how))
     }
 
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -564,6 +591,10 @@ impl FileSystem for ClusterFs {
         sink("cluster_attribute_expiries", attributes);
         sink("cluster_cached_entries", self.meta.cache.len() as u64);
         sink("cluster_dirty_bytes", self.dirty_bytes());
+        let disk = self.data.disk.as_ref();
+        sink("cluster_disk_hits", disk.map_or(0, |disk| count(&disk.hits)));
+        sink("cluster_disk_misses", disk.map_or(0, |disk| count(&disk.misses)));
+        sink("cluster_disk_bytes", disk.map_or(0, |disk| disk.bytes()));
     }
 }
 
@@ -623,6 +654,9 @@ impl std::fmt::Display for OpenError {
                 write!(f, "it has version {version}, which this program does not support")
             }
             OpenError::Objects(error) => write!(f, "its objects cannot be used: {error}"),
+            OpenError::CacheDirectory(error) => {
+                write!(f, "the directory of its cache cannot be used: {error}")
+            }
             OpenError::Runtime(error) => write!(f, "cannot start threads: {error}"),
         }
     }

@@ -49,6 +49,7 @@ mod filesystem;
 mod fsck;
 mod intents;
 mod junctions;
+mod limits;
 mod locks;
 mod meta;
 mod mkfs;
@@ -61,6 +62,7 @@ pub use connection::DatabaseError;
 pub use filesystem::{ClusterFs, OpenError};
 pub use fsck::{Finding, Report, fsck, record_strays};
 pub use junctions::{JUNCTION, Junction};
+pub use limits::{Usage, limits};
 pub use mkfs::{MakeError, mkfs};
 #[doc(hidden)]
 pub use options::Flaws;

@@ -190,6 +190,11 @@ pub struct ClusterOptions {
     pub connections: usize,
     /// The most memory for cached names and attributes, in bytes.
     pub cache_bytes: usize,
+    /// The directory of a cache of objects on disk. Each file system has a folder of its own in it,
+    /// which one mount at a time can use.
+    pub disk_cache: Option<PathBuf>,
+    /// The most bytes of files in `disk_cache`.
+    pub disk_cache_bytes: u64,
     /// True if locks of fcntl(2) and flock(2) hold in this mount only (`local_lock=all` of nfs(5)).
     pub local_locks: bool,
     /// True if the kernel may keep names and attributes beside other mounts, while the lease of
@@ -239,6 +244,8 @@ impl ClusterOptions {
         with_lease: lease = Duration;
         with_connections: connections = usize;
         with_cache_bytes: cache_bytes = usize;
+        with_disk_cache: disk_cache = Option<PathBuf>;
+        with_disk_cache_bytes: disk_cache_bytes = u64;
         with_local_locks: local_locks = bool;
         with_kernel_names: kernel_names = bool;
         with_settings: settings = Vec<(String, String)>;
@@ -253,6 +260,8 @@ impl Default for ClusterOptions {
             lease: Duration::from_secs(10),
             connections: 4,
             cache_bytes: 256 << 20,
+            disk_cache: None,
+            disk_cache_bytes: 1 << 30,
             local_locks: false,
             kernel_names: false,
             settings: Vec::new(),

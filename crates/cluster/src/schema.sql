@@ -7,14 +7,18 @@
 CREATE SCHEMA corewalk;
 SET search_path = corewalk;
 
--- One row: the version of this schema, the identity of the file system, the place of its data.
+-- One row: the version of this schema, the identity of the file system, the place of its data, and
+-- its limits.
 CREATE TABLE format (
     version int NOT NULL,
     id uuid NOT NULL DEFAULT gen_random_uuid(),
     data text NOT NULL,
     made timestamptz NOT NULL DEFAULT now(),
     -- Counts the changes of junctions.
-    junctions bigint NOT NULL DEFAULT 0
+    junctions bigint NOT NULL DEFAULT 0,
+    -- The most inodes, and the most bytes of all sizes. NULL means that there is no limit.
+    max_inodes bigint,
+    max_bytes bigint
 );
 
 -- An inode. Inode numbers are never used again, so there is no generation.

@@ -47,6 +47,7 @@ use tokio_postgres::Row;
 
 use crate::connection::{Database, DatabaseError, Param};
 use crate::intents::Post;
+use crate::limits::{Room, Usage};
 use crate::mkfs::VERSION;
 use crate::options::Flaws;
 
@@ -76,7 +77,7 @@ mod code {
 const FORMAT: &str = "SELECT version, id::text, data FROM format";
 const OPEN: &str = "SELECT * FROM cw_open_session($1, $2, $3, $4, $5, $6)";
 const CLOSE: &str = "SELECT cw_close_slot($1, $2, $3)";
-const RENEW: &str = "SELECT * FROM cw_renew($1, $2)";
+const RENEW: &str = "SELECT * FROM cw_renew($1, $2), cw_statfs(false)";
 const INOS: &str = "SELECT cw_inos()";
 const END: &str = "SELECT cw_end_session($1)";
 
@@ -167,6 +168,8 @@ pub(crate) struct Session {
     flaws: Flaws,
     /// The messages from and to other mounts.
     pub(crate) post: Post,
+    /// The room that the limits of the file system leave.
+    pub(crate) room: Room,
 }
 
 impl Session {
@@ -190,6 +193,7 @@ impl Session {
             reopening: tokio::sync::Mutex::default(),
             flaws,
             post: Post::default(),
+            room: Room::default(),
         };
         // The first renewal tells how many sessions there are. If it fails, the next renewal does.
         let _ = session.database.block_on(session.renew());
@@ -378,6 +382,7 @@ impl Session {
             if row.get("waits") {
                 self.post.look();
             }
+            self.room.learn(Usage::of(row));
             let mut current = self.current.write();
             if current.id == id {
                 current.deadline = deadline(sent, self.lease);

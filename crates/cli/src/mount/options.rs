@@ -19,6 +19,7 @@
 //!   leases decide how long the kernel may cache. Reads never update its access times.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,15 +74,26 @@ const NOT_FOR_HOST: [&str; 8] =
 /// A cluster file system writes a file when the file is closed, so it cannot obey `sync`.
 const NOT_FOR_CLUSTER: [&str; 6] =
     ["entry_timeout", "attr_timeout", "negative_timeout", "writeback_cache", "strictatime", "sync"];
-/// Two of these options are from nfs(5).
-const CLUSTER_ONLY: [&str; 6] =
-    ["hard", "soft", TIMEOUT, CONNECTIONS, "kernel_names", "no_kernel_names"];
+/// Options that only a cluster file system takes. Two are from nfs(5).
+const CLUSTER_ONLY: [&str; 8] = [
+    "hard",
+    "soft",
+    TIMEOUT,
+    CONNECTIONS,
+    "kernel_names",
+    "no_kernel_names",
+    CACHE_DIR,
+    CACHE_DIR_SIZE,
+];
+/// How long a call waits for the database with `soft`.
 const TIMEOUT: &str = "timeout";
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "connections";
 const CONNECTIONS_MAX: u64 = 64;
-/// An option of nfs(5). It needs a source whose files other programs can lock: a directory of the
-/// host, or a cluster file system.
+const CACHE_DIR: &str = "cache_dir";
+const CACHE_DIR_SIZE: &str = "cache_dir_size";
+/// The option of nfs(5) for sources whose files other programs can lock: a directory of the host,
+/// and a cluster file system.
 const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
@@ -362,6 +374,12 @@ impl Plan {
                 self.cluster.connections = count as usize;
             }
             "cache" => self.server.vfs.cache_bytes = size(value)?,
+            // The background process has another working directory.
+            CACHE_DIR => {
+                let path = Some(Path::new(value)).filter(|path| path.is_absolute())?;
+                self.cluster.disk_cache = Some(path.to_owned());
+            }
+            CACHE_DIR_SIZE => self.cluster.disk_cache_bytes = size(value)?,
             "readdirplus" => {
                 self.server.readdirplus = match value {
                     "yes" => ReaddirPlus::Always,
@@ -427,7 +445,7 @@ fn unknown(option: &str) -> String {
 
 fn allowed(name: &str) -> Option<&'static str> {
     Some(match name {
-        "size" | "cache" => {
+        "size" | "cache" | CACHE_DIR_SIZE => {
             "a number of bytes, such as 4096, 64k, 10m, 1g or 1t, or a share of the memory, \
              such as 50%"
         }
@@ -443,6 +461,7 @@ fn allowed(name: &str) -> Option<&'static str> {
         "readdirplus" => "yes, no or auto",
         LOCAL_LOCK => "all or none",
         "fsname" => "a name",
+        CACHE_DIR => "an absolute path without a comma",
         _ => return None,
     })
 }
@@ -460,7 +479,9 @@ fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-fn scaled(text: &str) -> Option<u64> {
+/// Parses a number with an optional suffix. The suffixes k, m, g and t multiply the number by a
+/// power of 1024.
+pub(crate) fn scaled(text: &str) -> Option<u64> {
     let scale = |suffix: char| match suffix.to_ascii_lowercase() {
         'k' => Some(10),
         'm' => Some(20),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use corewalk_testkit::postgres::Postgres;
 use rustix::process::Signal;
 
-use crate::fixtures::{Folder, Server, can_mount, corewalk, run};
+use crate::fixtures::{Folder, Server, can_mount, corewalk, counter, run};
 
 fn statements(path: &Path) -> u64 {
     let mut command = corewalk(&["stat", "--json"]);
@@ -19,9 +19,15 @@ fn statements(path: &Path) -> u64 {
 }
 
 pub(crate) fn made(postgres: &Postgres, folder: &Folder) -> String {
+    made_with(&[], postgres, folder)
+}
+
+/// [`made`] with more arguments for mkfs.
+fn made_with(arguments: &[&str], postgres: &Postgres, folder: &Folder) -> String {
     let address = format!("pg://{}", postgres.new_database("files"));
     let url = format!("{address}?data=file:{}", folder.path("objects").display());
-    assert_eq!(run(corewalk(&["mkfs", &url])).status.code(), Some(0));
+    let done = run(corewalk(&[&["mkfs", &url], arguments].concat()));
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
     address
 }
 
@@ -100,6 +106,80 @@ fn cluster_file_system_is_made_mounted_and_checked() {
     let printed = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert_eq!(checked.status.code(), Some(4), "{printed}");
     assert!(printed.contains("1 links are stored, 0 were counted"), "{printed}");
+}
+
+/// Returns what df(1) shows of the mount at `path`: bytes, free bytes, inodes, free inodes.
+fn df(path: &Path) -> Vec<u64> {
+    let mut command = std::process::Command::new("df");
+    command.args(["--block-size=1", "--output=size,avail,itotal,iavail"]).arg(path);
+    let printed = String::from_utf8(run(command).stdout).expect("df prints text");
+    let numbers = printed.lines().nth(1).expect("df prints a line").split_whitespace();
+    numbers.map(|number| number.parse().expect("a number")).collect()
+}
+
+#[test]
+fn limits_are_set_and_shown_by_df() {
+    if !can_mount() {
+        return;
+    }
+    let Some(postgres) = Postgres::start() else { return };
+    let folder = Folder::new();
+    let invalid = corewalk(&["mkfs", "pg://h/d", "--capacity", "5x"]);
+    folder.assert_refused(invalid, 2, "such as 1000, 64k");
+    let address = made_with(&["--capacity", "1m", "--inodes", "10"], &postgres, &folder);
+    let limits = |arguments: &[&str]| {
+        let mut command = corewalk(&["cluster", "limits", &address]);
+        command.args(arguments);
+        let done = run(command);
+        assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).expect("text is printed")
+    };
+    let shown = "capacity: 4096 bytes used, limit 1048576\ninodes: 1 used, limit 10\n";
+    assert_eq!(limits(&[]), shown);
+
+    let path = folder.path("m");
+    let mut server = Server::of(&address, &[], &path);
+    fs::write(path.join("f"), vec![1; 1_000_000]).expect("the file is written");
+    assert_eq!(df(&path), [1 << 20, 10 << 12, 10, 8]);
+    let full = fs::write(path.join("g"), vec![2; 500_000]).expect_err("the file system is full");
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    fs::remove_file(path.join("f")).expect("the file is removed");
+    fs::write(path.join("g"), vec![2; 900_000]).expect("there is room again");
+    fs::write(path.join("h"), vec![3; 500_000]).expect_err("the file system is full");
+
+    let shown = limits(&["--capacity", "0"]);
+    assert!(shown.ends_with(" bytes used, no limit\ninodes: 3 used, limit 10\n"), "{shown}");
+    let begin = Instant::now();
+    while fs::write(path.join("h"), vec![3; 500_000]).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the mount does not follow");
+    }
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    assert_eq!(run(corewalk(&["fsck", &address])).status.code(), Some(0));
+}
+
+#[test]
+fn objects_on_the_disk_are_read_by_the_next_mount() {
+    if !can_mount() {
+        return;
+    }
+    let Some(postgres) = Postgres::start() else { return };
+    let folder = Folder::new();
+    let address = made(&postgres, &folder);
+    let path = folder.path("m");
+    let option = format!("cache_dir={},cache_dir_size=64m", folder.path("cache").display());
+    let bytes: Vec<u8> = (0..20_000_000_u32).map(|at| (at / 1000) as u8).collect();
+    let mut server = Server::of(&address, &["-o", &option], &path);
+    fs::write(path.join("f"), &bytes).expect("the file is written");
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().code(), Some(0));
+    for round in 0..2 {
+        let mut server = Server::of(&address, &["-o", &option], &path);
+        assert!(fs::read(path.join("f")).expect("the file exists") == bytes);
+        assert_eq!(counter(&path, "cluster_disk_hits") > 0, round > 0);
+        server.signal(Signal::TERM);
+        assert_eq!(server.wait().code(), Some(0));
+    }
 }
 
 #[test]

@@ -126,6 +126,7 @@ impl Files {
         let bytes = content.dirty.bytes();
         log::error!("inode {}: {bytes} bytes are lost: {errno}", file.ino);
         self.dirty_bytes.add(-(bytes as i64));
+        self.meta.session.room.release(content.uncounted);
         *content = Content { lost: Some((errno, self.next_handle())), ..Content::default() };
         *file.view.lock() = None;
     }
@@ -236,6 +237,7 @@ impl Files {
             let source = key.map_or(Source::Zeros, |key| Source::Object(key, 0, len));
             content.slices.add(range, source);
         }
+        self.meta.session.room.count(std::mem::take(&mut content.uncounted));
         (content.is_changed, content.end, content.since) = (false, 0, None);
         *file.view.lock() = None;
         Ok(())

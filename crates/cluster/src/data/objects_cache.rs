@@ -7,6 +7,8 @@
 //! Objects that were read ahead and not used yet take half of the memory at most. So many
 //! sequential readers do not evict the objects that the others are reading.
 //!
+//! A cache on disk may lie behind it (`disk_cache.rs`). It gets each object that was read whole.
+//!
 //! # Locks
 //! One mutex, which is not held while an object is read. Threads that want the same object wait for
 //! one read of it.
@@ -21,6 +23,7 @@ use corewalk_base::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
+use super::disk_cache::DiskCache;
 use crate::objects::Objects;
 
 type Cell = Arc<OnceCell<Bytes>>;
@@ -28,6 +31,7 @@ type Cell = Arc<OnceCell<Bytes>>;
 #[derive(Clone)]
 pub(crate) struct ObjectsCache {
     objects: Objects,
+    disk: Option<Arc<DiskCache>>,
     state: Arc<Mutex<State>>,
     limit: usize,
 }
@@ -51,9 +55,13 @@ struct Object {
 }
 
 impl ObjectsCache {
-    /// Returns an empty cache for `limit` bytes.
-    pub(crate) fn new(objects: Objects, limit: usize) -> ObjectsCache {
-        ObjectsCache { objects, state: Arc::default(), limit }
+    /// Returns an empty cache for `limit` bytes, in front of `disk`.
+    pub(crate) fn new(
+        objects: Objects,
+        disk: Option<Arc<DiskCache>>,
+        limit: usize,
+    ) -> ObjectsCache {
+        ObjectsCache { objects, disk, state: Arc::default(), limit }
     }
 
     /// Returns a range of an object with `len` bytes. Keeps the whole object.
@@ -64,7 +72,7 @@ impl ObjectsCache {
         range: Range<u64>,
     ) -> io::Result<Bytes> {
         let cell = self.state.lock().cell(key, len as usize, self.limit);
-        let read = cell.get_or_try_init(|| self.objects.get(key, 0..len)).await;
+        let read = cell.get_or_try_init(|| self.read_whole(key, len)).await;
         if read.is_err() {
             self.state.lock().remove(key);
         }
@@ -86,8 +94,32 @@ impl ObjectsCache {
             Some(object) if range.end as usize <= object.len() => {
                 Ok(object.slice(range.start as usize..range.end as usize))
             }
-            _ => self.objects.get(key, range).await,
+            _ => match self.read_disk(key, range.clone()).await? {
+                Some(bytes) => Ok(bytes),
+                None => self.objects.get(key, range).await,
+            },
         }
+    }
+
+    /// Reads an object from the disk or the store. The disk then has it.
+    async fn read_whole(&self, key: &Arc<str>, len: u64) -> io::Result<Bytes> {
+        if let Some(object) = self.read_disk(key, 0..len).await? {
+            return Ok(object);
+        }
+        let object = self.objects.get(key, 0..len).await?;
+        if let Some(disk) = self.disk.clone().filter(|disk| disk.begin_store()) {
+            let (key, object) = (key.clone(), object.clone());
+            // The reader does not wait for the disk.
+            tokio::task::spawn_blocking(move || disk.store(&key, &object));
+        }
+        Ok(object)
+    }
+
+    /// Reads a range of an object from the disk. None if it is not there.
+    async fn read_disk(&self, key: &Arc<str>, range: Range<u64>) -> io::Result<Option<Bytes>> {
+        let Some(disk) = self.disk.clone().filter(|disk| disk.has(key)) else { return Ok(None) };
+        let key = key.clone();
+        Ok(tokio::task::spawn_blocking(move || disk.read(&key, range)).await?)
     }
 
     /// Begins to read an object, unless it is cached or too many objects were read ahead already.
@@ -103,7 +135,7 @@ impl ObjectsCache {
         let cache = self.clone();
         handle.spawn(async move {
             // A reader that needs the object reads it again and reports the error.
-            let read = cell.get_or_try_init(|| cache.objects.get(&key, 0..len)).await;
+            let read = cell.get_or_try_init(|| cache.read_whole(&key, len)).await;
             if read.is_err() {
                 cache.state.lock().remove(&key);
             }

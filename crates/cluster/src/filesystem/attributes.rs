@@ -63,7 +63,15 @@ impl ClusterFs {
             acl.chmod(mode);
             values.access = Some(acl.to_xattr());
         }
-        let inode = self.change_attributes((ino, node.handle()), &values)?;
+        let room = &self.meta.session.room;
+        let more = match set.size.filter(|_| room.is_limited()) {
+            Some(size) => {
+                let known = self.meta.inode(ino)?.inode;
+                size.saturating_sub(self.data.seen(known.attr, known.version).size)
+            }
+            None => 0,
+        };
+        let inode = room.with(0, more, || self.change_attributes((ino, node.handle()), &values))?;
         Ok(self.attr_after(inode, false))
     }
 
@@ -176,8 +184,8 @@ impl ClusterFs {
         self.change_attributes((ino, 0), &values).map(drop)
     }
 
-    /// No space is reserved, since the database and the objects have no limit that this program
-    /// knows.
+    /// Serves fallocate(2). Space is not reserved: the limit of a file system counts sizes, and the
+    /// database and the objects have no limit that this program knows.
     pub(crate) fn allocate(
         &self,
         file: (u64, u64),

@@ -1,7 +1,7 @@
 //! Changes of names: make, link, remove, rename.
 
 use corewalk::acl::Acl;
-use corewalk::attr::mode::{S_IFLNK, S_IFMT, S_IFREG};
+use corewalk::attr::mode::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use corewalk::{Attr, Errno, Make, Name, RenameMode, Timespec};
 
 use super::ClusterFs;
@@ -15,6 +15,8 @@ const REMOVE: &str = "SELECT * FROM cw_remove($1, $2, $3, $4, $5, $6, $7)";
 const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 /// How often a rename is repeated if another mount replaces one of its inodes meanwhile.
 const RENAME_TRIES: u32 = 100;
+/// The size of a directory, which `cw_make` sets.
+const DIRECTORY_BYTES: u64 = 4096;
 
 impl ClusterFs {
     pub(crate) fn make_inode(
@@ -23,8 +25,24 @@ impl ClusterFs {
         name: Option<Name<'_>>,
         what: &Make<'_>,
     ) -> Result<Attr, Errno> {
-        let ino = self.meta.session.new_ino()?;
         let mode = if what.mode & S_IFMT == 0 { what.mode | S_IFREG } else { what.mode };
+        let size = match mode & S_IFMT {
+            S_IFLNK => what.target.len() as u64,
+            S_IFDIR => DIRECTORY_BYTES,
+            _ => 0,
+        };
+        let room = &self.meta.session.room;
+        room.with(1, size, || self.make_of_mode(dir, name, what, mode))
+    }
+
+    fn make_of_mode(
+        &self,
+        dir: u64,
+        name: Option<Name<'_>>,
+        what: &Make<'_>,
+        mode: u32,
+    ) -> Result<Attr, Errno> {
+        let ino = self.meta.session.new_ino()?;
         let target = (mode & S_IFMT == S_IFLNK).then_some(what.target);
         let [access, default] =
             [&what.access_acl, &what.default_acl].map(|acl| acl.as_ref().map(Acl::to_xattr));

@@ -135,9 +135,15 @@ BEGIN
     RETURN QUERY SELECT * FROM cw_done(p_session, p_slot, p_seq, 0, ARRAY[p_ino], 0, 0);
 END $$;
 
--- Returns the totals of the file system. `bytes` is at most the maximum of a bigint.
-CREATE FUNCTION cw_statfs() RETURNS TABLE (inodes bigint, bytes bigint) LANGUAGE sql STABLE AS $$
-    SELECT (u.inodes + s.inodes)::bigint, least(u.bytes + s.bytes, 9223372036854775807)::bigint
-        FROM usage u,
-        (SELECT coalesce(sum(inodes), 0) AS inodes, coalesce(sum(bytes), 0) AS bytes FROM slot) s
+-- Returns the totals of the file system, and its limits. `bytes` is at most the maximum of a bigint.
+-- Renewals call this, and need the totals only if there is a limit (`p_always` is false). Without
+-- one, they must not read all slots.
+CREATE FUNCTION cw_statfs(p_always bool)
+RETURNS TABLE (inodes bigint, bytes bigint, max_inodes bigint, max_bytes bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT (u.inodes + s.inodes)::bigint, least(u.bytes + s.bytes, 9223372036854775807)::bigint,
+            f.max_inodes, f.max_bytes
+        FROM format f, usage u, LATERAL (SELECT coalesce(sum(inodes), 0) AS inodes,
+                coalesce(sum(bytes), 0) AS bytes FROM slot
+            WHERE p_always OR f.max_inodes IS NOT NULL OR f.max_bytes IS NOT NULL) s
 $$;

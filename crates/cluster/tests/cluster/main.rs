@@ -4,11 +4,13 @@
 
 mod contents;
 mod database;
+mod disk_cache;
 mod encryption;
 mod fixtures;
 mod front;
 mod junctions;
 mod lifetime;
+mod limits;
 mod locks;
 mod outage;
 mod outages;

@@ -230,11 +230,11 @@ fn sequential_reader_reads_each_object_once_and_some_ahead() {
     assert_eq!(front.connections(), 14);
 }
 
-/// Dropping the value unmounts the tmpfs.
-struct Small(PathBuf);
+/// A mounted tmpfs of one MiB. Dropping the value unmounts it.
+pub(crate) struct Small(pub(crate) PathBuf);
 
 impl Small {
-    fn mount(at: PathBuf) -> Option<Small> {
+    pub(crate) fn mount(at: PathBuf) -> Option<Small> {
         fs::create_dir(&at).unwrap();
         let mount = ["-t", "tmpfs", "-o", "size=1m", "corewalk-test"];
         let done = Command::new("mount").args(mount).arg(&at).output().unwrap();

@@ -168,7 +168,7 @@ fn session_that_ends_during_a_change_counts_it() {
         "PERFORM cw_make({session}, {SLOT}, 1, 1, 'g', {ino}, 33188, 0, 0, 0, NULL, NULL, NULL, 0);"
     );
     beside(&site, 77_777, &make, UNTIL_ONE_WAITS, || fs.close()).unwrap();
-    assert_eq!(site.sql("SELECT inodes FROM cw_statfs()"), "3");
+    assert_eq!(site.sql("SELECT inodes FROM cw_statfs(true)"), "3");
     assert_eq!(site.sql("SELECT count(*) FROM slot"), "0");
     drop(fs);
     site.assert_clean();

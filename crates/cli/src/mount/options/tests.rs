@@ -217,6 +217,11 @@ fn cluster_takes_its_own_options_only() {
         [false, false, true]
     );
     assert_eq!(cluster("connections=7").expect("a valid option").cluster.connections, 7);
+    let kept = cluster("cache_dir=/c,cache_dir_size=5m").expect("valid options").cluster;
+    assert_eq!(kept.disk_cache.as_deref(), Some(std::path::Path::new("/c")));
+    assert_eq!(kept.disk_cache_bytes, 5 << 20);
+    assert_eq!(cluster("").expect("valid options").cluster.disk_cache, None);
+    assert!(matches!(cluster("cache_dir=c").map(drop), Err(Failure::Usage(_))));
     assert_eq!(complaint("soft"), "option 'soft' is not supported for tmpfs");
 }
 
