@@ -1,9 +1,13 @@
 //! How many statements the calls of a program need.
 
-use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr};
+use std::ops::ControlFlow;
+
+use corewalk::{Errno, FileSystem as _, Name, RenameMode, SetAttr};
 use corewalk_cluster::ClusterFs;
 
-use crate::fixtures::{ROOT, Site, counter, create, dir, file, list, mkdir, name, read, write_new};
+use crate::fixtures::{
+    ROOT, Site, counter, create, dir, file, list, mkdir, name, options, read, write_new,
+};
 
 /// Runs `work`, and returns the number of statements that it has sent.
 fn count<T>(fs: &ClusterFs, work: impl FnOnce() -> T) -> u64 {
@@ -115,6 +119,58 @@ fn huge_directory_is_listed_in_pages() {
     let expected: Vec<String> = (0..4500).map(|number| format!("f{number}")).collect();
     assert_eq!(names, expected);
     assert_eq!(count(&fs, || assert_eq!(list(&fs, made.ino).len(), 4500)), 0);
+}
+
+/// Lists a directory that is larger than the cache, and asks for the attributes of the files in
+/// batches, as find(1) and others do.
+#[test]
+fn walk_of_a_directory_that_exceeds_the_cache_needs_few_statements() {
+    const FILES: usize = 20_000;
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = mkdir(&fs, ROOT, "d").ino;
+    let first = create(&fs, made, "f0").ino;
+    drop(fs);
+    site.sql(&format!(
+        "INSERT INTO node SELECT i, home, mode, uid, gid, nlink, size, rdev, atime, mtime, ctime,
+            btime, version, flags FROM node, generate_series({first} + 1, {first} + {FILES} - 1) i
+            WHERE ino = {first};
+        INSERT INTO edge SELECT {made}, convert_to('f' || i - {first}, 'UTF8'), i, 32768, seq + i
+            FROM edge, generate_series({first} + 1, {first} + {FILES} - 1) i WHERE ino = {first};
+        SELECT 1"
+    ));
+    // The cache has room for 8,000 names with their inodes.
+    let fs = ClusterFs::open(&site.parsed(), &options().with_cache_bytes(8_000_000)).unwrap();
+    let (mut found, mut last) = (0, 0);
+    let used = count(&fs, || {
+        loop {
+            let mut batch = Vec::new();
+            while batch.len() < 3000 {
+                let before = batch.len();
+                fs.readdir(dir(made), last, &mut |entry| {
+                    batch.push((entry.name.as_bytes().to_vec(), entry.attr.unwrap().ino));
+                    last = entry.cookie;
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
+                if batch.len() == before {
+                    break;
+                }
+            }
+            if batch.is_empty() {
+                break;
+            }
+            for (text, ino) in batch {
+                let name = Name::new(&text).unwrap();
+                assert_eq!(fs.lookup(dir(made), name).unwrap().ino, ino);
+                assert_eq!(fs.getattr(file(ino)).unwrap().ino, ino);
+                found += 1;
+            }
+        }
+    });
+    assert_eq!(found, FILES);
+    assert!(used <= FILES as u64 / 2000 + 2, "{used} statements");
+    assert!(counter(&fs, "cluster_cached_entries") <= 8_000_000 / 500);
 }
 
 #[test]
