@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use corewalk::{Errno, FileSystem as _, Make, SetAttr};
 use corewalk_base::primitives::thread;
-use corewalk_cluster::{MakeError, mkfs};
+use corewalk_cluster::{ClusterFs, MakeError, mkfs};
 
-use crate::fixtures::{ROOT, Site, counter, create, dir, file, list, name, write_new};
+use crate::fixtures::{ROOT, Site, counter, create, dir, file, list, name, options, write_new};
 use crate::races::UNTIL_ONE_WAITS;
 
 #[test]
@@ -186,6 +186,25 @@ fn late_renewal_does_not_bring_a_mount_back_to_its_caches() {
         assert_eq!(end.join().unwrap(), Ok(()));
     });
     assert_eq!(fs.lookup(dir(ROOT), name("f")).map(drop), Err(Errno::IO));
+}
+
+#[test]
+fn mount_learns_of_a_second_one_before_its_next_renewal() {
+    let Some(site) = Site::new() else { return };
+    let options = options().with_lease(Duration::from_secs(60));
+    let fs = ClusterFs::open(&site.parsed(), &options).unwrap();
+    assert_eq!(counter(&fs, "cluster_sessions"), 1);
+    // The listener has asked for intents, so it receives notifications.
+    site.wait_for(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+            AND pid <> pg_backend_pid() AND state = 'idle' AND query LIKE '%cw_waiting%')",
+    );
+    let _second = site.open();
+    let start = Instant::now();
+    while counter(&fs, "cluster_sessions") == 1 {
+        assert!(start.elapsed() < Duration::from_secs(10), "the second mount is unknown");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A call waits for the database to give out inode numbers, while the session of the mount dies.
