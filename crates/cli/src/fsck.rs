@@ -30,7 +30,9 @@ The check changes nothing and needs no permission to write. A store must not be 
 waits up to 5 seconds for another process to close it. A cluster file system may be mounted.
 
 It prints one line for each error, and then the totals. A stray is an object that no mount removes,
-since it was written after its mount had given it up. It is no error, but takes space.
+since it was written after its mount had given it up. It is no error, but takes space. In a copy of
+a database, objects that the original has written later look like strays. So strays of a copy, such
+as a restored dump, are not removed.
 
 Exit status, as in fsck(8):
      0  no errors

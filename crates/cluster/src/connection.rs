@@ -37,14 +37,17 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corewalk::Errno;
-use corewalk_base::{RwLock, ShardedCounter};
+use corewalk_base::ShardedCounter;
+use futures_util::future::{Either, select};
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinHandle, yield_now};
+use tokio::time::timeout;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Row, Statement};
 
@@ -86,8 +89,8 @@ pub(crate) struct Database {
     use_of_drivers: corewalk_base::Mutex<UseOfDrivers>,
     /// The behaviour of calls of the file system while the database cannot be reached.
     unreachable: Unreachable,
-    /// The instant after which no call makes a further attempt. Its lock is held for an instant.
-    end: RwLock<Option<Instant>>,
+    /// The instant at which all calls end.
+    end: watch::Sender<Option<Instant>>,
     pub(crate) counters: Counters,
 }
 
@@ -192,7 +195,7 @@ impl Database {
             drivers,
             use_of_drivers: corewalk_base::Mutex::new(unused),
             unreachable,
-            end: RwLock::new(None),
+            end: watch::Sender::new(None),
             counters: Counters::default(),
         })
     }
@@ -220,8 +223,7 @@ impl Database {
     /// calls. For the end of a mount.
     pub(crate) fn end_after(&self, limit: Duration) {
         let end = Instant::now() + limit;
-        let mut old = self.end.write();
-        *old = Some(old.map_or(end, |old| old.min(end)));
+        self.end.send_modify(|old| *old = Some(old.map_or(end, |old| old.min(end))));
     }
 
     /// Returns how much longer a call that began at `start` may take. None if there is no limit.
@@ -231,7 +233,7 @@ impl Database {
             Unreachable::Wait => None,
             Unreachable::FailAfter(limit) => Some(limit),
         });
-        let ends = [limit.map(|limit| start + limit), *self.end.read()];
+        let ends = [limit.map(|limit| start + limit), *self.end.borrow()];
         let end = ends.into_iter().flatten().min()?;
         Some(end.saturating_duration_since(Instant::now()))
     }
@@ -271,7 +273,7 @@ impl Database {
         limit: Duration,
     ) -> Result<Vec<Row>, DatabaseError> {
         let mut used = None;
-        let done = tokio::time::timeout(limit, self.attempt(0, sql, params, &mut used)).await;
+        let done = timeout(limit, self.attempt(0, sql, params, &mut used)).await;
         let done = done.unwrap_or(Err(DatabaseError::NoAnswer));
         if done.as_ref().is_err_and(|error| error.class() == Class::Reconnect) {
             self.close(0, used).await;
@@ -297,14 +299,14 @@ impl Database {
             let mut used = None;
             let attempt = self.attempt(lane, sql, params, &mut used);
             let patience = left.map_or(stall, |left| left.min(stall));
-            let class = match tokio::time::timeout(patience, attempt).await {
-                Ok(Ok(rows)) => {
+            let class = match self.in_time(patience, attempt).await {
+                Some(Ok(rows)) => {
                     if was_lost {
                         log::warn!("the database answers again, after {:.1?}", start.elapsed());
                     }
                     return Ok(Reply { rows, was_lost });
                 }
-                Ok(Err(error)) => {
+                Some(Err(error)) => {
                     let class = error.class();
                     if class != Class::Again && !was_lost {
                         log::warn!("database: {error}");
@@ -313,7 +315,7 @@ impl Database {
                     was_lost |= !error.has_code();
                     class
                 }
-                Err(_) => {
+                None => {
                     stall = (stall * 2).min(STALLS.1);
                     Class::Reconnect
                 }
@@ -329,6 +331,26 @@ impl Database {
             let left = self.time_left(start, limit);
             tokio::time::sleep(left.map_or(pause, |left| left.min(pause))).await;
             pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Runs `attempt`. Returns None if it has not ended after `patience`, or when all calls end.
+    async fn in_time<T>(&self, patience: Duration, attempt: impl Future<Output = T>) -> Option<T> {
+        let mut end = self.end.subscribe();
+        let ended = async {
+            // The sender lives as long as `self`, so a change of the end is no error.
+            let mut instant = end.wait_for(Option::is_some).await.map_or(None, |end| *end);
+            while let Some(at) = instant {
+                match timeout(at.saturating_duration_since(Instant::now()), end.changed()).await {
+                    Ok(_) => instant = *end.borrow_and_update(),
+                    Err(_) => return,
+                }
+            }
+        };
+        let attempt = timeout(patience, attempt);
+        match select(pin!(attempt), pin!(ended)).await {
+            Either::Left((done, _)) => done.ok(),
+            Either::Right(_) => None,
         }
     }
 
@@ -468,7 +490,12 @@ fn text_of(error: &Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::UseOfDrivers;
+    use std::net::TcpListener;
+
+    use corewalk_base::primitives::thread;
+
+    use super::*;
+    use crate::filesystem::new_runtime;
 
     #[test]
     fn shared_driver_is_idle_when_its_last_call_has_ended() {
@@ -478,5 +505,24 @@ mod tests {
         // The first driver still serves the call that shares it.
         uses.give_back(1);
         assert_eq!([uses.take(), uses.take()], [1, 0]);
+    }
+
+    #[test]
+    fn attempt_that_is_under_way_ends_with_the_mount() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("u@{}/d", listener.local_addr().unwrap());
+        let address = Address::parse(&address, &["connect_timeout=60"]).unwrap();
+        let runtime = new_runtime().unwrap();
+        let database =
+            Database::new(runtime.handle().clone(), address, 1, Unreachable::Wait).unwrap();
+        thread::scope(|scope| {
+            let call = scope.spawn(|| database.query("SELECT 1", &[]).map(drop));
+            // The server accepts the connection, and then never answers.
+            let _connection = listener.accept().unwrap();
+            let start = Instant::now();
+            database.end_after(Duration::from_millis(100));
+            assert_eq!(call.join().unwrap(), Err(Errno::IO));
+            assert!(start.elapsed() < STALLS.0 / 2, "{:?}", start.elapsed());
+        });
     }
 }

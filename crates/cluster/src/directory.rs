@@ -19,8 +19,10 @@
 //! ended since the question was sent ([`Ticket`]).
 //!
 //! # Memory
-//! The cache counts names and inodes. Above its limit it drops the least recently used directories
-//! until a quarter is free.
+//! The cache counts names and inodes, and extended attributes by their bytes. Above its limit it
+//! drops the least recently used directories until a quarter is free. Of a directory that is larger
+//! than half of the limit, only the first names of its window are dropped. So a program that lists
+//! such a directory and asks for the attributes of the last names finds these in the cache.
 //!
 //! # Locks
 //! One mutex protects everything, and is held for an instant. `filled` wakes the threads that wait
@@ -176,13 +178,9 @@ impl Cache {
     /// Keeps the extended attributes of an inode, if its version is still `version`.
     pub(crate) fn keep_xattrs(&self, ino: u64, version: i64, xattrs: &Xattrs) {
         let mut state = self.state.lock();
-        if state.busy.contains_key(&ino) {
-            return;
-        }
-        if let Some(cached) = state.inodes.get_mut(&ino)
-            && cached.inode.version == version
-        {
-            cached.xattrs = Some(xattrs.clone());
+        if !state.busy.contains_key(&ino) {
+            state.set_xattrs(ino, version, xattrs);
+            self.shrink(state);
         }
     }
 
@@ -439,7 +437,7 @@ impl Cache {
         state.remove_inode(ino);
     }
 
-    /// Returns the number of names and inodes.
+    /// Returns the number of names and inodes, and of entries of their size in extended attributes.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().count
     }
@@ -468,8 +466,12 @@ impl Cache {
         let idle = state.dirs.iter().filter(|(_, directory)| directory.is_idle());
         let mut oldest: Vec<(u64, u64)> = idle.map(|(dir, it)| (it.used, *dir)).collect();
         oldest.sort_unstable();
+        let goal = self.limit / 4 * 3;
         for (_, dir) in oldest {
-            if state.count <= self.limit / 4 * 3 {
+            if state.dirs[&dir].inos.len() > self.limit / 4 {
+                state.forget_first_names(dir, goal);
+            }
+            if state.count <= goal {
                 break;
             }
             state.remove_dir(dir);
@@ -585,5 +587,23 @@ mod tests {
         cache.end(&change(Vec::new()), begun, &[], &[version(6)]);
         cache.end(&change(vec![DIR]), second, &[], &[version(5)]);
         assert_eq!(cache.inode(FILE).map(|inode| inode.version), None);
+    }
+
+    #[test]
+    fn extended_attributes_count_in_the_limit_of_the_cache() {
+        let cache = Cache::new(&ClusterOptions::default().with_cache_bytes(0));
+        let xattrs: Xattrs = Arc::new(vec![(b"user.a".to_vec(), vec![0; 65536])]);
+        for number in 0..20 {
+            let dir = Inode { attr: Attr::dir(DIR + number), home: 1, version: 1, flags: 0 };
+            assert!(cache.fill(cache.ticket(), DIR + number, &[dir], 0, &[], true));
+            cache.keep_xattrs(DIR + number, 1, &xattrs);
+            assert!(cache.xattrs(DIR + number).is_some());
+            assert!(cache.len() <= 1000, "{} entries", cache.len());
+        }
+        // 1,000 entries are 500 KB.
+        let known = (0..20).filter(|number| cache.xattrs(DIR + number).is_some()).count();
+        assert!((4..8).contains(&known), "{known} are cached");
+        cache.drop_all();
+        assert_eq!(cache.len(), 0);
     }
 }

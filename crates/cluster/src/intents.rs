@@ -117,11 +117,14 @@ impl Post {
 enum News {
     Intent(i64, Vec<u64>),
     Acknowledged(i64),
+    /// Another mount has begun.
+    Opened,
     /// A notification for other sessions.
     Other,
 }
 
-/// The form of the text is in `functions/changes.sql`.
+/// Reads the text of a notification. `functions/changes.sql` and `functions/sessions.sql` tell its
+/// form.
 fn parse(text: &str, session: i64) -> News {
     let mut words = text.split(' ');
     let mut word = || words.next().unwrap_or_default();
@@ -137,6 +140,7 @@ fn parse(text: &str, session: i64) -> News {
         ("a", writer, id, _) if is_mine(writer) => {
             id.parse().map_or(News::Other, News::Acknowledged)
         }
+        ("s", ..) => News::Opened,
         _ => News::Other,
     }
 }
@@ -222,6 +226,13 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
         match parse(&text, id) {
             News::Other => {}
             News::Acknowledged(intent) => strong.post.deliver(intent),
+            News::Opened => {
+                // Until this session knows that it is not alone, it does not make the kernel drop
+                // what an own change alters. If the renewal fails, the next one does the same.
+                if !strong.kernel_time().is_zero() {
+                    let _ = strong.renew().await;
+                }
+            }
             News::Intent(intent, dirs) => {
                 let acknowledged = line.acknowledge(&strong, (id, intent), &dirs, (flaws, limit));
                 if acknowledged.await.is_err() {
@@ -281,6 +292,7 @@ mod tests {
         assert_eq!(parse("i 7 * 1,22", 4), News::Intent(7, vec![1, 22]));
         assert_eq!(parse("a 3 7", 3), News::Acknowledged(7));
         assert_eq!(parse("a 3 7", 7), News::Other);
+        assert_eq!(parse("s", 7), News::Opened);
         assert_eq!(parse("", 0), News::Other);
     }
 }

@@ -32,9 +32,10 @@
 //! Source: fcntl(2), flock(2); RFC 8881, section 8.4.2 (loss of locks).
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use corewalk::{Errno, FileLock, LockKind, Node};
-use corewalk_base::Mutex;
+use corewalk_base::{Mutex, MutexGuard};
 
 use crate::filesystem::{ClusterFs, writer};
 use crate::meta::Meta;
@@ -43,24 +44,24 @@ const LOCK: &str = "SELECT * FROM cw_lock($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
 const FIND: &str = "SELECT * FROM cw_find_lock($1, $2, $3, $4, $5, $6, $7)";
 /// Stands for locks that were taken under several sessions, so that some of them are lost.
 const NO_SESSION: i64 = 0;
+/// The number of mutexes in [`Locks::turns`].
+const TURNS: usize = 32;
 
 /// The locks that this mount has.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     /// No other lock is taken while this one is held.
     table: Mutex<Table>,
-    /// Held while unlocks are sent again, and taken before the lock of contents. Calls that take or
-    /// drop a lock of the file wait for it. Otherwise such an unlock could drop a newer lock of the
-    /// same owner.
-    repeating: Mutex<()>,
+    /// Each owner has one of these mutexes, and other owners may share it. A call that takes or
+    /// drops locks of the owner holds the mutex until the database has answered. So an unlock that
+    /// is late, or is sent again, drops no newer lock. Taken before the lock of contents.
+    turns: [Mutex<()>; TURNS],
 }
 
 #[derive(Debug, Default)]
 struct Table {
     /// The locks of each owner, for each locked file by its inode number.
     files: HashMap<u64, HashMap<Owner, Held>>,
-    /// The number of the last grant.
-    grants: u64,
     /// Unlocks that have failed.
     unlocks: Vec<(u64, Owner, Bytes)>,
 }
@@ -82,9 +83,6 @@ struct Held {
     protects: bool,
     /// The open files through which the locks were taken.
     handles: Vec<u64>,
-    /// The number of the last grant. An unlock that began before that grant does not end this
-    /// record.
-    grant: u64,
     /// The first open file that may use the file although the locks are lost.
     reopened: Option<u64>,
 }
@@ -140,18 +138,11 @@ impl Locks {
     fn taken(&self, node: Node<'_>, lock: &FileLock, session: i64) {
         let (ino, owner, bytes) = (node.ino(), (lock.owner, lock.is_flock), (lock.start, lock.end));
         let mut table = self.table.lock();
-        // An unlock that has failed beside this call must not drop the new lock later.
-        table.unlocks.retain(|(at, it, unlock)| {
-            (*at, *it) != (ino, owner) || unlock.0 > bytes.1 || unlock.1 < bytes.0
-        });
-        table.grants += 1;
-        let grant = table.grants;
         let held = table.files.entry(ino).or_default().entry(owner).or_insert_with(|| Held {
             session,
             bytes,
             protects: false,
             handles: Vec::new(),
-            grant,
             reopened: None,
         });
         if held.session != session {
@@ -159,18 +150,17 @@ impl Locks {
         }
         held.bytes = (held.bytes.0.min(bytes.0), held.bytes.1.max(bytes.1));
         held.protects |= lock.kind == LockKind::Write && writer(node).is_some();
-        held.grant = grant;
         if !held.handles.contains(&node.handle()) {
             held.handles.push(node.handle());
         }
     }
 
-    /// Notes that `owner` has no lock of some bytes any more, unless it got a lock after `grant`.
-    fn dropped(&self, ino: u64, owner: Owner, (first, last): Bytes, grant: u64) {
+    /// Notes that `owner` has no lock of some bytes any more.
+    fn dropped(&self, ino: u64, owner: Owner, (first, last): Bytes) {
         let are_all = |bytes: Bytes| bytes.0 >= first && bytes.1 <= last;
         let mut table = self.table.lock();
         let Some(owners) = table.files.get_mut(&ino) else { return };
-        owners.retain(|it, held| *it != owner || held.grant != grant || !are_all(held.bytes));
+        owners.retain(|it, held| *it != owner || !are_all(held.bytes));
         let (has_none, is_free) = (!owners.contains_key(&owner), owners.is_empty());
         table.unlocks.retain(|(at, it, unlock)| {
             (*at, *it) != (ino, owner) || !has_none && !are_all(*unlock)
@@ -180,21 +170,25 @@ impl Locks {
         }
     }
 
-    /// Notes that an unlock has failed, unless the owner got a lock after `grant`.
-    fn unlock_later(&self, ino: u64, owner: Owner, bytes: Bytes, grant: u64) {
+    /// Notes that an unlock has failed.
+    fn unlock_later(&self, ino: u64, owner: Owner, bytes: Bytes) {
         let mut table = self.table.lock();
-        let held = table.files.get(&ino).and_then(|owners| owners.get(&owner));
         let unlock = (ino, owner, bytes);
-        if held.is_some_and(|held| held.grant == grant) && !table.unlocks.contains(&unlock) {
+        if !table.unlocks.contains(&unlock) {
             table.unlocks.push(unlock);
         }
     }
 
-    /// Returns the unlocks that have failed, of the file `of` or of all files.
-    fn unlocks(&self, of: Option<u64>) -> Vec<(u64, Owner, Bytes)> {
+    /// Returns the unlocks that have failed and that `is_wanted` selects.
+    fn unlocks(&self, is_wanted: impl Fn(u64, Owner) -> bool) -> Vec<(u64, Owner, Bytes)> {
         let table = self.table.lock();
         let unlocks = table.unlocks.iter();
-        unlocks.filter(|(ino, ..)| of.is_none_or(|of| *ino == of)).copied().collect()
+        unlocks.filter(|(ino, owner, _)| is_wanted(*ino, *owner)).copied().collect()
+    }
+
+    /// Waits until no other call takes or drops locks of `owner`.
+    fn turn(&self, owner: Owner) -> MutexGuard<'_, ()> {
+        self.turns[(owner.0 % TURNS as u64) as usize].lock()
     }
 }
 
@@ -254,6 +248,9 @@ impl ClusterFs {
         let (ino, owner, locks) = (node.ino(), (lock.owner, lock.is_flock), &self.meta.locks);
         self.meta.check_locks(ino, node.handle())?;
         self.repeat_unlocks(Some(ino))?;
+        let _turn = locks.turn(owner);
+        // An unlock may have failed since.
+        self.repeat_unlocks_of(ino, owner)?;
         self.flush_named(ino)?;
         let (known, session) = (locks.held(ino, owner), self.meta.session.id());
         if known.as_ref().is_some_and(|held| held.session != session) {
@@ -268,7 +265,7 @@ impl ClusterFs {
                 // Although it refused the lock, the database has dropped the owner's old lock of
                 // flock(2).
                 if let Some(known) = known.filter(|_| lock.is_flock) {
-                    locks.dropped(ino, owner, known.bytes, known.grant);
+                    locks.dropped(ino, owner, known.bytes);
                 }
                 return Err(Errno::AGAIN);
             }
@@ -281,7 +278,7 @@ impl ClusterFs {
         let refreshed = if self.is_nameless(ino) { Ok(()) } else { self.data.refresh(ino) };
         refreshed.inspect_err(|_| {
             // If the unlock fails too, it is sent again.
-            let _ = self.drop_lock(node, &FileLock { kind: LockKind::Unlock, ..*lock });
+            let _ = self.drop_lock_now(node, &FileLock { kind: LockKind::Unlock, ..*lock });
         })
     }
 
@@ -296,35 +293,52 @@ impl ClusterFs {
     }
 
     fn drop_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
+        let (ino, owner, locks) = (node.ino(), (lock.owner, lock.is_flock), &self.meta.locks);
+        if locks.held(ino, owner).is_none() {
+            return Ok(());
+        }
+        let _turn = locks.turn(owner);
+        self.drop_lock_now(node, lock)
+    }
+
+    /// Drops a lock. The caller has the turn of its owner.
+    fn drop_lock_now(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         let (ino, owner) = (node.ino(), (lock.owner, lock.is_flock));
         let Some(held) = self.meta.locks.held(ino, owner) else { return Ok(()) };
-        let has_failed = !self.meta.locks.unlocks(Some(ino)).is_empty();
-        let _turn = has_failed.then(|| self.meta.locks.repeating.lock());
         match self.send_unlock(ino, lock, &held) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::IO),
             Err(errno) => {
-                self.meta.locks.unlock_later(ino, owner, (lock.start, lock.end), held.grant);
+                self.meta.locks.unlock_later(ino, owner, (lock.start, lock.end));
                 Err(errno)
             }
         }
     }
 
-    /// Sends unlocks again that have failed, of the file `of` or of all files.
+    /// Sends unlocks again that have failed, of the file `of` or of all files. On a soft mount, all
+    /// of them together wait for the database as long as one call.
     pub(crate) fn repeat_unlocks(&self, of: Option<u64>) -> Result<(), Errno> {
-        let locks = &self.meta.locks;
-        if locks.unlocks(of).is_empty() {
-            return Ok(());
-        }
-        let _turn = locks.repeating.lock();
-        let mut done = Ok(());
-        for (ino, owner, (first, last)) in locks.unlocks(of) {
-            let Some(held) = locks.held(ino, owner) else { continue };
-            let unlock = FileLock::new(owner.0, LockKind::Unlock).with_range(first, last);
-            let unlock = FileLock { is_flock: owner.1, ..unlock };
-            done = done.and(self.send_unlock(ino, &unlock, &held).map(drop));
+        let (start, mut done) = (Instant::now(), Ok(()));
+        for (ino, owner, _) in self.meta.locks.unlocks(|ino, _| of.is_none_or(|of| ino == of)) {
+            let _turn = self.meta.locks.turn(owner);
+            done = done.and(self.repeat_unlocks_of(ino, owner));
+            let left = self.meta.session.database.time_left(start, None);
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
         }
         done
+    }
+
+    /// Sends the unlocks of `owner` on a file again that have failed. The caller has the turn of
+    /// `owner`.
+    fn repeat_unlocks_of(&self, ino: u64, owner: Owner) -> Result<(), Errno> {
+        for (_, _, (first, last)) in self.meta.locks.unlocks(|at, it| (at, it) == (ino, owner)) {
+            let Some(held) = self.meta.locks.held(ino, owner) else { continue };
+            let unlock = FileLock::new(owner.0, LockKind::Unlock).with_range(first, last);
+            self.send_unlock(ino, &FileLock { is_flock: owner.1, ..unlock }, &held)?;
+        }
+        Ok(())
     }
 
     /// Writes dirty bytes, and drops a lock. Returns false if the lock was lost.
@@ -341,7 +355,7 @@ impl ClusterFs {
         // If the answer of a lock call was lost, the lock may belong to the new session.
         self.send_lock(ino, lock, None)?;
         let owner = (lock.owner, lock.is_flock);
-        self.meta.locks.dropped(ino, owner, (lock.start, lock.end), held.grant);
+        self.meta.locks.dropped(ino, owner, (lock.start, lock.end));
         Ok(!is_lost)
     }
 
@@ -397,10 +411,9 @@ mod tests {
         locks.taken(opened(3), &lock(7, LockKind::Write, (10, 19)), 5);
         locks.taken(opened(3), &lock(7, LockKind::Write, (30, 39)), 5);
         assert_eq!((locks.session_of(&[2, 1]), locks.session_of(&[2])), (Some(5), None));
-        let grant = locks.held(1, owner).unwrap().grant;
-        locks.dropped(1, owner, (10, 38), grant);
+        locks.dropped(1, owner, (10, 38));
         assert!(locks.held(1, owner).is_some());
-        locks.dropped(1, owner, (10, 39), grant);
+        locks.dropped(1, owner, (10, 39));
         assert!(locks.held(1, owner).is_none());
         assert!(locks.table.lock().files.is_empty());
         locks.taken(opened(3), &lock(7, LockKind::Write, (0, 0)), 5);
@@ -408,38 +421,19 @@ mod tests {
         assert_eq!(locks.session_of(&[1]), Some(NO_SESSION));
     }
 
-    /// The answer of an unlock comes after that of a later lock of the same owner, which then must
-    /// stay known.
     #[test]
-    fn late_answer_of_an_unlock_does_not_forget_a_newer_lock() {
-        let (locks, owner) = (Locks::default(), (7, false));
-        locks.taken(opened(3), &lock(7, LockKind::Write, (0, 9)), 5);
-        let grant = locks.held(1, owner).unwrap().grant;
-        locks.taken(opened(3), &lock(7, LockKind::Write, (0, 9)), 5);
-        locks.dropped(1, owner, WHOLE, grant);
-        assert!(locks.held(1, owner).is_some());
-        // If that unlock has failed instead, it is not sent again.
-        locks.unlock_later(1, owner, WHOLE, grant);
-        assert_eq!(locks.unlocks(None), []);
-    }
-
-    #[test]
-    fn unlock_that_failed_is_known_until_it_is_sent_or_the_bytes_are_locked_again() {
+    fn unlock_that_failed_is_known_until_it_is_sent_or_the_owner_has_no_lock() {
         let (locks, owner) = (Locks::default(), (7, false));
         locks.taken(opened(3), &lock(7, LockKind::Write, (0, 99)), 5);
-        let grant = locks.held(1, owner).unwrap().grant;
-        for bytes in [(0, 9), (20, 29), (20, 29), (40, 49)] {
-            locks.unlock_later(1, owner, bytes, grant);
+        for bytes in [(0, 9), (20, 29), (20, 29)] {
+            locks.unlock_later(1, owner, bytes);
         }
-        assert_eq!((locks.unlocks(Some(1)).len(), locks.unlocks(Some(2)).len()), (3, 0));
-        locks.dropped(1, owner, (0, 9), grant);
-        locks.taken(opened(3), &lock(7, LockKind::Write, (29, 30)), 5);
-        assert_eq!(locks.unlocks(None), [(1, owner, (40, 49))]);
-        // An owner without locks has nothing to drop.
-        let grant = locks.held(1, owner).unwrap().grant;
-        locks.unlock_later(1, owner, WHOLE, grant);
-        locks.dropped(1, owner, (0, 99), grant);
-        assert_eq!(locks.unlocks(None), []);
+        let count = |of| locks.unlocks(|ino, _| ino == of).len();
+        assert_eq!((count(1), count(2)), (2, 0));
+        locks.dropped(1, owner, (0, 9));
+        assert_eq!(locks.unlocks(|_, _| true), [(1, owner, (20, 29))]);
+        locks.dropped(1, owner, (0, 99));
+        assert_eq!(locks.unlocks(|_, _| true), []);
     }
 
     #[test]

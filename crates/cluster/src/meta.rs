@@ -80,6 +80,7 @@ impl Meta {
     /// The result also says whether this mount has cached the name. Only then the kernel may cache
     /// it too.
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
+        let mut was_filled = false;
         loop {
             let found = match self.session.left().is_zero() {
                 true => Found::Ask,
@@ -102,7 +103,9 @@ impl Meta {
             });
             self.cache.end_fill(dir);
             let (page, is_cached) = filled?;
-            if is_cached {
+            // If the cache is smaller than a page or two, the fill of another thread may drop this
+            // one at once. So the second page answers by itself.
+            if is_cached && !std::mem::replace(&mut was_filled, true) {
                 continue;
             }
             match page.names.iter().find(|(found, ..)| **found == *name) {

@@ -54,8 +54,8 @@ const STATUS: &str = "Server returned non-2xx status code: ";
 /// The beginning of the error of `object_store` for a redirection without a target, which a wrong
 /// region causes.
 const REDIRECT: &str = "Received redirect without LOCATION";
-/// The statuses below 500 that mean that the server is overloaded: request timeout, too many
-/// requests.
+/// The statuses below 500 that mean that the server may do the request later: request timeout, too
+/// many requests.
 const OVERLOADED: [&str; 2] = ["408", "429"];
 
 /// A store of objects.
@@ -182,8 +182,13 @@ fn io_error(error: Error) -> io::Error {
     if let Some(kind) = full {
         return io::Error::new(kind, error);
     }
-    let is_remote = matches!(error, Error::Generic { store, .. } if store != LOCAL);
-    if is_remote && !causes(&error).any(is_refusal) {
+    let is_away = match error {
+        Error::Generic { store, .. } => store != LOCAL && !causes(&error).any(is_refusal),
+        // Status 409: another request to the bucket is in the way for the moment.
+        Error::AlreadyExists { .. } => true,
+        _ => false,
+    };
+    if is_away {
         return io::Error::new(io::ErrorKind::TimedOut, error);
     }
     error.into()
@@ -311,10 +316,10 @@ mod tests {
     #[test]
     fn answer_of_s3_is_an_error_and_only_an_overloaded_server_is_away() {
         use io::ErrorKind::{NotFound, TimedOut};
-        let refused = [301, 400, 401, 403, 405, 409, 411, 412, 413, 416, 418];
+        let refused = [301, 400, 401, 403, 405, 411, 412, 413, 416, 418];
         let refused = refused.map(|status| (status, None));
-        let others = [(404, Some(NotFound)), (408, Some(TimedOut)), (429, Some(TimedOut))];
-        let away = [(500, Some(TimedOut)), (503, Some(TimedOut))];
+        let others = [(404, Some(NotFound))];
+        let away = [408, 409, 429, 500, 503].map(|status| (status, Some(TimedOut)));
         run(async {
             let checks =
                 refused.into_iter().chain(others).chain(away).map(async |(status, kind)| {

@@ -139,6 +139,8 @@ struct Current {
     alone_end: Duration,
     /// How often junctions had changed at the last renewal.
     junctions: i64,
+    /// True after the end of the mount, which then opens no new session and uses no caches.
+    has_ended: bool,
 }
 
 /// The request slots of a session.
@@ -163,8 +165,7 @@ pub(crate) struct Session {
     slots: Mutex<Slots>,
     /// The next inode number, and the end of the range.
     numbers: Mutex<(u64, u64)>,
-    /// True after the end of the mount, which opens no new session then.
-    reopening: tokio::sync::Mutex<bool>,
+    reopening: tokio::sync::Mutex<()>,
     flaws: Flaws,
     /// The messages from and to other mounts.
     pub(crate) post: Post,
@@ -235,13 +236,18 @@ impl Session {
 
     /// Returns an inode number that was never used.
     pub(crate) fn new_ino(&self) -> Result<i64, Errno> {
-        let mut numbers = self.numbers.lock();
-        if numbers.0 == numbers.1 {
-            let first: i64 = self.database.query(INOS, &[])?.rows[0].get(0);
-            *numbers = (first as u64, first as u64 + INO_RANGE);
+        {
+            let mut numbers = self.numbers.lock();
+            if numbers.0 < numbers.1 {
+                numbers.0 += 1;
+                return Ok(numbers.0 as i64 - 1);
+            }
         }
-        numbers.0 += 1;
-        Ok(numbers.0 as i64 - 1)
+        // No lock is held meanwhile. If another thread gets a range too, the rest of one of the two
+        // ranges stays unused.
+        let first: i64 = self.database.query(INOS, &[])?.rows[0].get(0);
+        *self.numbers.lock() = (first as u64 + 1, first as u64 + INO_RANGE);
+        Ok(first)
     }
 
     /// Makes a change: calls the function of `sql` with the session, a slot, its sequence number,
@@ -384,7 +390,7 @@ impl Session {
             }
             self.room.learn(Usage::of(row));
             let mut current = self.current.write();
-            if current.id == id {
+            if current.id == id && !current.has_ended {
                 current.deadline = deadline(sent, self.lease);
                 current.sessions = row.get("sessions");
                 current.junctions = row.get("junctions");
@@ -436,11 +442,11 @@ impl Session {
     async fn reopen(&self, dead: i64) -> Result<(), Errno> {
         let (start, id, mut pause) = (Instant::now(), new_id(), PAUSE);
         let turn = self.reopening.lock();
-        let has_ended = match self.database.time_left(start, None) {
+        let _turn = match self.database.time_left(start, None) {
             Some(left) => timeout(left, turn).await.map_err(|_| Errno::IO)?,
             None => turn.await,
         };
-        if *has_ended {
+        if self.current.read().has_ended {
             return Err(Errno::IO);
         }
         if self.id() != dead {
@@ -481,8 +487,8 @@ impl Session {
     pub(crate) fn end(&self) -> Result<(), Errno> {
         let limit = self.lease / 3;
         self.database.block_on(async {
-            let turn = timeout(limit, self.reopening.lock()).await;
-            *turn.map_err(|_| Errno::IO)? = true;
+            let _turn = timeout(limit, self.reopening.lock()).await.map_err(|_| Errno::IO)?;
+            self.current.write().has_ended = true;
             self.stop_answers();
             if let Some(caches) = self.caches.upgrade() {
                 caches.drop_all();
@@ -494,7 +500,8 @@ impl Session {
 
     /// Returns true after the end of the mount. Waits while a new session is opened.
     async fn has_ended(&self) -> bool {
-        *self.reopening.lock().await
+        let _turn = self.reopening.lock().await;
+        self.current.read().has_ended
     }
 
     fn stop_answers(&self) {
@@ -616,7 +623,9 @@ async fn open_new(
     }
     let deadline = deadline(sent, lease);
     let (kernel_deadline, alone_end) = (Duration::ZERO, Duration::ZERO);
-    let current = Current { id, deadline, sessions: 0, kernel_deadline, alone_end, junctions: -1 };
+    let (sessions, junctions, has_ended) = (0, -1, false);
+    let current =
+        Current { id, deadline, sessions, kernel_deadline, alone_end, junctions, has_ended };
     Ok((current, first as u64, stored))
 }
 

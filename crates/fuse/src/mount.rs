@@ -22,7 +22,7 @@
 //! The threads that serve requests end with the FUSE connection. The shrinker thread ends after
 //! them.
 //!
-//! Source: mount(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
+//! Source: mount(2), fsopen(2), fusermount3(1), Linux `fs/fuse/inode.c` for the options.
 
 mod below;
 mod device;
@@ -224,12 +224,17 @@ pub(crate) fn mount_server<S: Service>(
     let service: Arc<dyn Service> = Arc::clone(&server) as _;
     let path = table::checked_mountpoint(given)?;
     let lock = table::lock_mountpoint(&path)?;
-    let device = Arc::new(device::mount(given, &path, server.options(), mount)?);
-    let Some(entry) = table::mounted_on(&path)?.filter(|entry| entry.is_fuse) else {
+    let (device, identity) = device::mount(given, &path, server.options(), mount)?;
+    let listed = || Ok(table::mounted_on(&path)?.filter(|entry| entry.is_fuse));
+    let identity = match identity {
+        Some(identity) => Some(identity),
+        None => listed()?.map(|entry| entry.identity),
+    };
+    let Some(identity) = identity else {
         return Err(MountError::System("reading the mount table", Errno::NOENT));
     };
     drop(lock);
-    let point = Mountpoint { path, identity: entry.identity, device };
+    let point = Mountpoint { path, identity, device: Arc::new(device) };
     match start(&service, &point, mount) {
         Ok(session) => {
             let device = &point.device;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::kernel::Given;
-use super::{Begun, Change, Entry, Listing, Xattrs};
+use super::{Begun, Change, ENTRY_BYTES, Entry, Listing, Xattrs};
 use crate::node::Inode;
 
 /// A name whose state is unknown.
@@ -78,6 +78,17 @@ pub(super) struct State {
     pub(super) count: usize,
     /// The answers that the kernel may still have.
     pub(super) given: Given,
+}
+
+impl Cached {
+    /// Returns how many entries of the cache the inode counts as. Extended attributes may be much
+    /// larger than an entry.
+    fn weight(&self) -> usize {
+        let bytes = |xattrs: &Xattrs| {
+            xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+        };
+        1 + self.xattrs.as_ref().map_or(0, |xattrs| 1 + bytes(xattrs) / ENTRY_BYTES)
+    }
 }
 
 /// The changes that are altering an inode.
@@ -227,10 +238,7 @@ impl State {
             }
             let keeps_holder = self.is_current(old) && holder != inode.cover();
             if keeps_holder {
-                if let Some(old) = self.inodes.get_mut(&ino) {
-                    old.inode = inode;
-                    old.xattrs = None;
-                }
+                self.renew(inode);
                 return;
             }
             if !is_newer {
@@ -241,18 +249,36 @@ impl State {
             self.remove_inode(ino);
         }
         let cached = Cached { inode, holder, xattrs, was_opened };
+        self.count += cached.weight();
         self.inodes.insert(ino, Box::new(cached));
         self.directory(holder).inos.insert(ino);
-        self.count += 1;
+    }
+
+    /// Replaces the attributes of a cached inode by those of a newer version, whose extended
+    /// attributes are unknown.
+    fn renew(&mut self, inode: Inode) {
+        if let Some(cached) = self.inodes.get_mut(&inode.attr.ino) {
+            self.count -= cached.weight();
+            (cached.inode, cached.xattrs) = (inode, None);
+            self.count += cached.weight();
+        }
+    }
+
+    /// Caches the extended attributes of an inode, if its cached version is `version`.
+    pub(super) fn set_xattrs(&mut self, ino: u64, version: i64, xattrs: &Xattrs) {
+        let cached = self.inodes.get_mut(&ino).filter(|cached| cached.inode.version == version);
+        if let Some(cached) = cached {
+            self.count -= cached.weight();
+            cached.xattrs = Some(xattrs.clone());
+            self.count += cached.weight();
+        }
     }
 
     /// If the inode is cached as a hint, replaces older attributes. Otherwise removes the inode.
     pub(super) fn update_hint(&mut self, inode: Inode) {
         let ino = inode.attr.ino;
-        match self.inodes.get_mut(&ino).filter(|cached| cached.holder != inode.cover()) {
-            Some(cached) if cached.inode.version < inode.version => {
-                (cached.inode, cached.xattrs) = (inode, None);
-            }
+        match self.inodes.get(&ino).filter(|cached| cached.holder != inode.cover()) {
+            Some(cached) if cached.inode.version < inode.version => self.renew(inode),
             Some(_) => {}
             None => self.remove_inode(ino),
         }
@@ -260,7 +286,7 @@ impl State {
 
     pub(super) fn remove_inode(&mut self, ino: u64) {
         if let Some(old) = self.inodes.remove(&ino) {
-            self.count -= 1;
+            self.count -= old.weight();
             if let Some(directory) = self.dirs.get_mut(&old.holder) {
                 directory.inos.remove(&ino);
             }
@@ -318,6 +344,23 @@ impl State {
         }
     }
 
+    /// Forgets the first names of a directory's window and their inodes, until at most `goal`
+    /// entries are cached or the window is empty.
+    pub(super) fn forget_first_names(&mut self, dir: u64, goal: usize) {
+        while self.count > goal {
+            let Some(directory) = self.dirs.get_mut(&dir) else { return };
+            let names = &mut directory.names;
+            let Some((cookie, name)) = names.order.pop_first() else { return };
+            names.window.0 = cookie;
+            let known = names.known.remove(&name);
+            self.count -= usize::from(known.is_some());
+            if let Some(entry) = known.flatten().filter(|entry| directory.inos.contains(&entry.ino))
+            {
+                self.remove_inode(entry.ino);
+            }
+        }
+    }
+
     pub(super) fn remove_dir(&mut self, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         directory.is_leased = false;
@@ -326,7 +369,7 @@ impl State {
         directory.names.unknown = names.unknown;
         self.count -= names.known.len();
         for ino in inos {
-            self.count -= usize::from(self.inodes.remove(&ino).is_some());
+            self.count -= self.inodes.remove(&ino).map_or(0, |cached| cached.weight());
         }
         let idle = |it: &&Directory| it.is_idle() && it.names.unknown.is_empty();
         if let Some(directory) = self.dirs.get(&dir).filter(idle) {

@@ -95,6 +95,8 @@ BEGIN
     INSERT INTO session AS s VALUES
         (p_id, p_host, p_pid, v_now, v_now + v_lease, v_boot, false, v_lease, v_now)
         ON CONFLICT (id) DO UPDATE SET until = v_now + v_lease WHERE NOT s.dead;
+    -- A session that was the only one renews when it receives this.
+    PERFORM pg_notify('corewalk', 's');
     RETURN QUERY SELECT nextval('ino_seq'), ''::text, 0, ''::text;
 END $$;
 

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use corewalk::{Errno, Fallocate, FileLock, FileSystem as _, LockKind, Node, SetAttr};
 use corewalk_base::primitives::thread;
-use corewalk_cluster::ClusterFs;
+use corewalk_cluster::{ClusterFs, Unreachable, Url};
+use corewalk_testkit::proxy::Proxy;
 use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::fixtures::{ROOT, Site, create, file, overwrite, pattern, read, write_new};
+use crate::fixtures::{ROOT, Site, create, file, options, overwrite, pattern, read, write_new};
 use crate::outage::{break_store, mend_store};
 
 const POSITIONS: u64 = 12;
@@ -394,6 +395,23 @@ fn unlock_whose_flush_fails_gives_up_no_bytes() {
     assert!(read(&b, ino) == pattern(2, 100_000));
 }
 
+/// Adds a function that fails each deletion of a lock, while its trigger is enabled.
+fn refuse_unlocks(site: &Site) {
+    site.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN RAISE EXCEPTION 'refused'; END $$; \
+         CREATE TRIGGER refuse BEFORE DELETE ON flock EXECUTE FUNCTION refuse(); \
+         ALTER TABLE flock DISABLE TRIGGER refuse",
+    );
+}
+
+/// Drops the locks of an owner, which fails.
+fn fails_to_unlock(site: &Site, fs: &ClusterFs, node: Node<'_>, owner: u64) {
+    site.sql("ALTER TABLE flock ENABLE TRIGGER refuse");
+    assert_eq!(fs.unlock_owner(node, owner, false), Err(Errno::IO));
+    site.sql("ALTER TABLE flock DISABLE TRIGGER refuse");
+}
+
 #[test]
 fn unlock_that_failed_is_sent_again() {
     let Some(site) = Site::new() else { return };
@@ -401,17 +419,8 @@ fn unlock_that_failed_is_sent_again() {
     let ino = write_new(&a, ROOT, "f", b"text").ino;
     let (here, there) = (opened(&a, ino), opened(&b, ino));
     let lock = |owner| FileLock::new(owner, LockKind::Write);
-    site.sql(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
-         $$ BEGIN RAISE EXCEPTION 'refused'; END $$; \
-         CREATE TRIGGER refuse BEFORE DELETE ON flock EXECUTE FUNCTION refuse(); \
-         ALTER TABLE flock DISABLE TRIGGER refuse",
-    );
-    let fails_to_unlock = |owner| {
-        site.sql("ALTER TABLE flock ENABLE TRIGGER refuse");
-        assert_eq!(a.unlock_owner(here, owner, false), Err(Errno::IO));
-        site.sql("ALTER TABLE flock DISABLE TRIGGER refuse");
-    };
+    refuse_unlocks(&site);
+    let fails_to_unlock = |owner| fails_to_unlock(&site, &a, here, owner);
     a.set_lock(here, &lock(1)).unwrap();
     fails_to_unlock(1);
     assert_eq!(b.set_lock(there, &lock(1)), Err(Errno::AGAIN));
@@ -476,4 +485,134 @@ fn refused_lock_commits_synchronously_only_if_it_drops_a_lock() {
     }
     assert_eq!(call(&ids[0], 2, 2), "11\non");
     assert_eq!(call(&ids[0], 3, 2), "11\noff");
+}
+
+/// Replaces `cw_lock` by a function that runs `before`, then the real one, and then `after`. To be
+/// called before a mount uses `cw_lock`.
+fn wrap_lock(site: &Site, before: &str, after: &str) {
+    site.sql(&format!(
+        "ALTER FUNCTION cw_lock RENAME TO lock;
+        CREATE TABLE go ();
+        CREATE SEQUENCE turns;
+        CREATE FUNCTION until_told() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+            FOR i IN 1..6000 LOOP EXIT WHEN EXISTS (SELECT FROM go); PERFORM pg_sleep(0.01);
+            END LOOP; END $$;
+        CREATE FUNCTION cw_lock(
+            p_session bigint, p_slot int, p_seq bigint, p_ino bigint, p_owner bigint,
+            p_is_flock bool, p_kind int, p_first bigint, p_last bigint, p_pid bigint
+        ) RETURNS SETOF cw_row LANGUAGE plpgsql AS $$ DECLARE v cw_row; BEGIN
+            {before}
+            SELECT * INTO v FROM lock(p_session, p_slot, p_seq, p_ino, p_owner, p_is_flock, p_kind,
+                p_first, p_last, p_pid);
+            {after}
+            RETURN NEXT v;
+        END $$"
+    ));
+}
+
+/// The unlock that the mount sends again is slow. Meanwhile the owner closes the file, opens it and
+/// takes the lock again. Checks that the slow unlock does not drop the new lock.
+#[test]
+fn unlock_that_is_sent_again_drops_no_newer_lock() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"text").ino;
+    let (here, there) = (opened(&a, ino), opened(&b, ino));
+    let lock = FileLock::new(1, LockKind::Write);
+    let second_unlock = "IF p_kind = 0 AND nextval('turns') = 2 THEN PERFORM until_told(); END IF;";
+    wrap_lock(&site, second_unlock, "");
+    refuse_unlocks(&site);
+    a.set_lock(here, &lock).unwrap();
+    fails_to_unlock(&site, &a, here, 1);
+    thread::scope(|scope| {
+        let repeated = scope.spawn(|| a.maintain());
+        site.wait_for("SELECT last_value = 2 FROM turns");
+        let locked = scope.spawn(|| {
+            a.unlock_owner(here, 1, false).unwrap();
+            a.set_lock(here, &lock).unwrap();
+        });
+        let start = Instant::now();
+        while !locked.is_finished() && start.elapsed() < Duration::from_millis(500) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        site.sql("INSERT INTO go DEFAULT VALUES");
+        repeated.join().unwrap();
+        locked.join().unwrap();
+    });
+    assert_eq!(b.set_lock(there, &lock), Err(Errno::AGAIN));
+    a.unlock_owner(here, 1, false).unwrap();
+    b.set_lock(there, &lock).unwrap();
+}
+
+/// A lock call finds its session dead, gets the lock under a new session, and its answer is lost.
+/// Checks that the unlock at close reaches the database.
+#[test]
+fn lock_whose_answer_is_lost_with_its_session_is_dropped() {
+    let Some(site) = Site::new() else { return };
+    let soft = options().with_unreachable(Unreachable::FailAfter(Duration::from_secs(1)));
+    let a = ClusterFs::open(&site.parsed(), &soft).unwrap();
+    let ino = write_new(&a, ROOT, "f", b"text").ino;
+    let here = opened(&a, ino);
+    wrap_lock(&site, "", "IF p_kind = 2 AND v.code = 0 THEN PERFORM until_told(); END IF;");
+    site.sql("UPDATE session SET dead = true");
+    assert_eq!(a.set_lock(here, &FileLock::new(1, LockKind::Write)), Err(Errno::IO));
+    site.sql("INSERT INTO go DEFAULT VALUES");
+    site.wait_for("SELECT count(*) = 1 FROM flock");
+    // The mount cannot know that the new session has got the lock, so it reports a loss.
+    assert_eq!(a.unlock_owner(here, 1, false), Err(Errno::IO));
+    assert_eq!(site.sql("SELECT count(*) FROM flock"), "0");
+}
+
+/// Two threads have one owner of locks. One drops the lock of a byte while the other one takes the
+/// lock of another byte. Checks that the unlock, which fails, is sent again.
+#[test]
+fn unlock_that_failed_beside_a_lock_of_other_bytes_is_sent_again() {
+    let Some(site) = Site::new() else { return };
+    let (a, b) = (site.open(), site.open());
+    let ino = write_new(&a, ROOT, "f", b"text").ino;
+    let (here, there) = (opened(&a, ino), opened(&b, ino));
+    let lock = |kind, at| FileLock::new(1, kind).with_range(at, at);
+    let first_unlock = "IF p_kind = 0 AND nextval('turns') = 1 THEN
+        PERFORM until_told(); RAISE EXCEPTION 'refused'; END IF;";
+    wrap_lock(&site, first_unlock, "");
+    a.set_lock(here, &lock(LockKind::Write, 0)).unwrap();
+    thread::scope(|scope| {
+        let unlocked = scope.spawn(|| a.set_lock(here, &lock(LockKind::Unlock, 0)));
+        site.wait_for("SELECT last_value = 1 AND is_called FROM turns");
+        let locked = scope.spawn(|| a.set_lock(here, &lock(LockKind::Write, 9)));
+        let start = Instant::now();
+        while !locked.is_finished() && start.elapsed() < Duration::from_millis(500) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        site.sql("INSERT INTO go DEFAULT VALUES");
+        assert_eq!(unlocked.join().unwrap(), Err(Errno::IO));
+        locked.join().unwrap().unwrap();
+    });
+    a.maintain();
+    b.set_lock(there, &lock(LockKind::Write, 0)).unwrap();
+    assert_eq!(b.set_lock(there, &lock(LockKind::Write, 9)), Err(Errno::AGAIN));
+}
+
+/// Checks that many failed unlocks hold up the maintenance of a soft mount for one time limit, and
+/// not for one each.
+#[test]
+fn failed_unlocks_wait_together_for_a_database_that_is_away() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let Some(site) = Site::new() else { return };
+    let proxy = Proxy::new(&site.url);
+    let soft = options().with_unreachable(Unreachable::FailAfter(LIMIT));
+    let a = ClusterFs::open(&Url::parse(proxy.url()).unwrap(), &soft).unwrap();
+    refuse_unlocks(&site);
+    for number in 0..4 {
+        let here = opened(&a, create(&a, ROOT, &format!("f{number}")).ino);
+        a.set_lock(here, &FileLock::new(1, LockKind::Write)).unwrap();
+        fails_to_unlock(&site, &a, here, 1);
+    }
+    proxy.pause(true);
+    let start = Instant::now();
+    a.maintain();
+    assert!(start.elapsed() < LIMIT * 5 / 2, "{:?}", start.elapsed());
+    proxy.pause(false);
+    a.maintain();
+    assert_eq!(site.sql("SELECT count(*) FROM flock"), "0");
 }

@@ -1,10 +1,12 @@
 //! Sessions: mkfs, death, and files without a name.
 
-use corewalk::{Errno, FileSystem as _, Make};
-use corewalk_base::primitives::thread;
-use corewalk_cluster::{MakeError, mkfs};
+use std::time::{Duration, Instant};
 
-use crate::fixtures::{ROOT, Site, create, dir, file, list, name, write_new};
+use corewalk::{Errno, FileSystem as _, Make, SetAttr};
+use corewalk_base::primitives::thread;
+use corewalk_cluster::{ClusterFs, MakeError, mkfs};
+
+use crate::fixtures::{ROOT, Site, counter, create, dir, file, list, name, options, write_new};
 use crate::races::UNTIL_ONE_WAITS;
 
 #[test]
@@ -137,5 +139,108 @@ fn renewals_do_not_deadlock() {
             SELECT cw_judge(ARRAY[7, 8])",
         );
         assert_eq!(renewal.join().unwrap(), "0");
+    });
+}
+
+/// A renewal is answered after the mount has dropped its caches at its end, and before the session
+/// has ended. Checks that nothing is cached from then on.
+#[test]
+fn late_renewal_does_not_bring_a_mount_back_to_its_caches() {
+    let Some(site) = Site::new() else { return };
+    site.sql(
+        "CREATE TABLE may_renew (); CREATE TABLE may_end (); CREATE SEQUENCE renewals;
+        CREATE SEQUENCE ends;
+        ALTER FUNCTION cw_renew RENAME TO renew;
+        CREATE FUNCTION cw_renew(p_id bigint, p_boot text) RETURNS TABLE
+            (code int, boot text, waits bool, sessions bigint, junctions bigint)
+        LANGUAGE plpgsql AS $$ BEGIN
+            RETURN QUERY SELECT * FROM renew(p_id, p_boot);
+            IF nextval('renewals') > 1 THEN FOR i IN 1..100 LOOP
+                EXIT WHEN EXISTS (SELECT FROM may_renew); PERFORM pg_sleep(0.01); END LOOP; END IF;
+        END $$;
+        ALTER FUNCTION cw_end_session RENAME TO end_session;
+        CREATE FUNCTION cw_end_session(p_session bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM nextval('ends');
+            FOR i IN 1..100 LOOP EXIT WHEN EXISTS (SELECT FROM may_end); PERFORM pg_sleep(0.01);
+            END LOOP;
+            PERFORM end_session(p_session);
+        END $$",
+    );
+    let fs = site.open();
+    create(&fs, ROOT, "f");
+    list(&fs, ROOT);
+    site.wait_for("SELECT last_value = 2 FROM renewals");
+    thread::scope(|scope| {
+        let end = scope.spawn(|| fs.close());
+        let start = Instant::now();
+        while counter(&fs, "cluster_cached_entries") > 0 {
+            assert!(start.elapsed() < Duration::from_secs(10), "the caches are not dropped");
+            thread::sleep(Duration::from_millis(1));
+        }
+        site.sql("INSERT INTO may_renew DEFAULT VALUES");
+        site.wait_for("SELECT is_called FROM ends");
+        for _ in 0..10 {
+            let _ = fs.lookup(dir(ROOT), name("f"));
+        }
+        site.sql("INSERT INTO may_end DEFAULT VALUES");
+        assert_eq!(end.join().unwrap(), Ok(()));
+    });
+    assert_eq!(fs.lookup(dir(ROOT), name("f")).map(drop), Err(Errno::IO));
+}
+
+#[test]
+fn mount_learns_of_a_second_one_before_its_next_renewal() {
+    let Some(site) = Site::new() else { return };
+    let options = options().with_lease(Duration::from_secs(60));
+    let fs = ClusterFs::open(&site.parsed(), &options).unwrap();
+    assert_eq!(counter(&fs, "cluster_sessions"), 1);
+    // The listener has asked for intents, so it receives notifications.
+    site.wait_for(
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+            AND pid <> pg_backend_pid() AND state = 'idle' AND query LIKE '%cw_waiting%')",
+    );
+    let _second = site.open();
+    let start = Instant::now();
+    while counter(&fs, "cluster_sessions") == 1 {
+        assert!(start.elapsed() < Duration::from_secs(10), "the second mount is unknown");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A call waits for the database to give out inode numbers, while the session of the mount dies.
+/// Checks that another call can open a new session meanwhile.
+#[test]
+fn session_is_replaced_while_a_call_waits_for_inode_numbers() {
+    let Some(site) = Site::new() else { return };
+    site.sql(
+        "CREATE TABLE go (); CREATE SEQUENCE turns;
+        CREATE OR REPLACE FUNCTION cw_inos() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM nextval('turns');
+            FOR i IN 1..6000 LOOP EXIT WHEN EXISTS (SELECT FROM go); PERFORM pg_sleep(0.01);
+            END LOOP;
+            RETURN nextval('ino_seq');
+        END $$",
+    );
+    let fs = site.open();
+    let made = create(&fs, ROOT, "f").ino;
+    let make = |text| fs.make(dir(ROOT), name(text), &Make::new(0o644, 0, 0)).map(drop);
+    // These calls use up the first range of numbers.
+    for _ in 1..4096 {
+        assert_eq!(make("f"), Err(Errno::EXIST));
+    }
+    thread::scope(|scope| {
+        let making = scope.spawn(|| make("g"));
+        site.wait_for("SELECT is_called FROM turns");
+        site.sql("UPDATE session SET dead = true");
+        let changing =
+            scope.spawn(|| fs.setattr(file(made), &SetAttr::default().with_mode(0o600)).map(drop));
+        let start = Instant::now();
+        while !changing.is_finished() && start.elapsed() < Duration::from_secs(10) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let has_finished = changing.is_finished();
+        site.sql("INSERT INTO go DEFAULT VALUES");
+        assert_eq!([making, changing].map(|call| call.join().unwrap()), [Ok(()), Ok(())]);
+        assert!(has_finished, "no new session is opened");
     });
 }

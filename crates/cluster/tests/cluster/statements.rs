@@ -1,9 +1,13 @@
 //! How many statements the calls of a program need.
 
-use corewalk::{Errno, FileSystem as _, RenameMode, SetAttr};
+use std::ops::ControlFlow;
+
+use corewalk::{Errno, FileSystem as _, Name, RenameMode, SetAttr};
 use corewalk_cluster::ClusterFs;
 
-use crate::fixtures::{ROOT, Site, counter, create, dir, file, list, mkdir, name, read, write_new};
+use crate::fixtures::{
+    ROOT, Site, counter, create, dir, file, list, mkdir, name, options, read, write_new,
+};
 
 fn count<T>(fs: &ClusterFs, work: impl FnOnce() -> T) -> u64 {
     let before = counter(fs, "cluster_statements");
@@ -116,6 +120,58 @@ fn huge_directory_is_listed_in_pages() {
     assert_eq!(count(&fs, || assert_eq!(list(&fs, made.ino).len(), 4500)), 0);
 }
 
+/// Lists a directory that is larger than the cache, and asks for the attributes of the files in
+/// batches, as find(1) and others do.
+#[test]
+fn walk_of_a_directory_that_exceeds_the_cache_needs_few_statements() {
+    const FILES: usize = 20_000;
+    let Some(site) = Site::new() else { return };
+    let fs = site.open();
+    let made = mkdir(&fs, ROOT, "d").ino;
+    let first = create(&fs, made, "f0").ino;
+    drop(fs);
+    site.sql(&format!(
+        "INSERT INTO node SELECT i, home, mode, uid, gid, nlink, size, rdev, atime, mtime, ctime,
+            btime, version, flags FROM node, generate_series({first} + 1, {first} + {FILES} - 1) i
+            WHERE ino = {first};
+        INSERT INTO edge SELECT {made}, convert_to('f' || i - {first}, 'UTF8'), i, 32768, seq + i
+            FROM edge, generate_series({first} + 1, {first} + {FILES} - 1) i WHERE ino = {first};
+        SELECT 1"
+    ));
+    // The cache has room for 8,000 names with their inodes.
+    let fs = ClusterFs::open(&site.parsed(), &options().with_cache_bytes(8_000_000)).unwrap();
+    let (mut found, mut last) = (0, 0);
+    let used = count(&fs, || {
+        loop {
+            let mut batch = Vec::new();
+            while batch.len() < 3000 {
+                let before = batch.len();
+                fs.readdir(dir(made), last, &mut |entry| {
+                    batch.push((entry.name.as_bytes().to_vec(), entry.attr.unwrap().ino));
+                    last = entry.cookie;
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
+                if batch.len() == before {
+                    break;
+                }
+            }
+            if batch.is_empty() {
+                break;
+            }
+            for (text, ino) in batch {
+                let name = Name::new(&text).unwrap();
+                assert_eq!(fs.lookup(dir(made), name).unwrap().ino, ino);
+                assert_eq!(fs.getattr(file(ino)).unwrap().ino, ino);
+                found += 1;
+            }
+        }
+    });
+    assert_eq!(found, FILES);
+    assert!(used <= FILES as u64 / 2000 + 2, "{used} statements");
+    assert!(counter(&fs, "cluster_cached_entries") <= 8_000_000 / 500);
+}
+
 #[test]
 fn connection_that_the_server_has_ended_costs_no_statement() {
     let Some(site) = Site::new() else { return };
@@ -135,7 +191,7 @@ fn functions_that_are_called_often_are_planned_once() {
     let planned_at_each_call = "SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
         WHERE pronamespace = 'corewalk'::regnamespace AND (provolatile = 'v' OR NOT proretset)
         AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'sql')";
-    let rare = "cw_close_slot cw_dead_objects cw_forget_objects cw_inos cw_judge cw_junctions \
-                cw_new_slot cw_waiting";
+    let rare = "cw_close_slot cw_database cw_dead_objects cw_forget_objects cw_inos cw_is_copy \
+                cw_judge cw_junctions cw_new_slot cw_waiting";
     assert_eq!(site.sql(planned_at_each_call), rare);
 }

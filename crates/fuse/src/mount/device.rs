@@ -1,13 +1,14 @@
 //! The FUSE device: how it is opened, mounted and unmounted.
 //!
-//! The user root mounts by calling mount(2). For any other user, the program fusermount3(1) mounts,
-//! and sends the open device over a socket. An environment variable tells fusermount3(1) the
-//! descriptor of the socket.
+//! The user root mounts by fsopen(2), fsmount(2) and move_mount(2). mount(2) would not tell which
+//! mount is new, and the path may lead to another one by then. For any other user, the program
+//! fusermount3(1) mounts, and sends the open device over a socket. An environment variable tells
+//! fusermount3(1) the descriptor of the socket.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for the use of
 //! fusermount3(1).
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
@@ -20,13 +21,18 @@ use std::process::{Child, Command, Stdio};
 use corewalk::{Errno, errno_of};
 use corewalk_base::fuse_device;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::CWD;
 use rustix::io::FdFlags;
-use rustix::mount::UnmountFlags;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_set_flag,
+    fsconfig_set_string,
+};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use super::error::MountError;
 use super::options::{AllowedUsers, MountFlags, MountOptions};
+use super::table::Identity;
 use crate::options::{Options, Permissions};
 use crate::passthrough::BackingId;
 
@@ -42,18 +48,25 @@ const NOTIFY_PRUNE: u32 = 9;
 /// The kernel handles a longer notification in portions of this size.
 const PRUNE_MAX: usize = 512;
 
-const FLAGS: [(MountFlags, &str, rustix::mount::MountFlags); 10] = [
-    (MountFlags::RDONLY, "ro", rustix::mount::MountFlags::RDONLY),
-    (MountFlags::NOSUID, "nosuid", rustix::mount::MountFlags::NOSUID),
-    (MountFlags::NODEV, "nodev", rustix::mount::MountFlags::NODEV),
-    (MountFlags::NOEXEC, "noexec", rustix::mount::MountFlags::NOEXEC),
-    (MountFlags::NOATIME, "noatime", rustix::mount::MountFlags::NOATIME),
-    (MountFlags::SYNC, "sync", rustix::mount::MountFlags::SYNCHRONOUS),
-    (MountFlags::DIRSYNC, "dirsync", rustix::mount::MountFlags::DIRSYNC),
-    (MountFlags::NODIRATIME, "nodiratime", rustix::mount::MountFlags::NODIRATIME),
-    (MountFlags::STRICTATIME, "strictatime", rustix::mount::MountFlags::STRICTATIME),
-    (MountFlags::NOSYMFOLLOW, "nosymfollow", rustix::mount::MountFlags::NOSYMFOLLOW),
+/// The longest text of an option, in bytes (fsconfig(2)).
+const OPTION_MAX: usize = 255;
+
+/// The flags of a mount, each with its name for mount(8) and its flag for fsmount(2).
+const FLAGS: [(MountFlags, &str, MountAttrFlags); 10] = [
+    (MountFlags::RDONLY, "ro", MountAttrFlags::MOUNT_ATTR_RDONLY),
+    (MountFlags::NOSUID, "nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
+    (MountFlags::NODEV, "nodev", MountAttrFlags::MOUNT_ATTR_NODEV),
+    (MountFlags::NOEXEC, "noexec", MountAttrFlags::MOUNT_ATTR_NOEXEC),
+    (MountFlags::NOATIME, "noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
+    (MountFlags::SYNC, "sync", MountAttrFlags::empty()),
+    (MountFlags::DIRSYNC, "dirsync", MountAttrFlags::empty()),
+    (MountFlags::NODIRATIME, "nodiratime", MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+    (MountFlags::STRICTATIME, "strictatime", MountAttrFlags::MOUNT_ATTR_STRICTATIME),
+    (MountFlags::NOSYMFOLLOW, "nosymfollow", MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW),
 ];
+/// The flags that the file system has itself, and not only this mount of it.
+const OF_FILE_SYSTEM: MountFlags =
+    MountFlags::RDONLY.union(MountFlags::SYNC).union(MountFlags::DIRSYNC);
 
 #[derive(Debug)]
 pub(crate) struct Device(File);
@@ -221,21 +234,23 @@ fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
 
-/// Root mounts on `given` itself. If it is `/proc/self/fd/N`, it stays the same directory even if
-/// the tree changes. fusermount3(1) gets `path`, which has no symbolic links.
+/// Mounts on the directory `given`, which is `path` without symbolic links. Root mounts on `given`
+/// itself: `/proc/self/fd/N` is an open directory, also if its path leads to another one meanwhile.
+/// For root, also returns the identity of the mount.
 pub(super) fn mount(
     given: &Path,
     path: &Path,
     options: &Options,
     mount: &MountOptions,
-) -> Result<Device, MountError> {
+) -> Result<(Device, Option<Identity>), MountError> {
     if !Path::new(DEVICE).exists() {
         return Err(MountError::NoDevice);
     }
     if rustix::process::geteuid().is_root() {
-        mount_as_root(given, options, mount)
+        let (device, identity) = mount_as_root(given, options, mount)?;
+        Ok((device, Some(identity)))
     } else {
-        mount_as_user(path, options, mount)
+        Ok((mount_as_user(path, options, mount)?, None))
     }
 }
 
@@ -266,39 +281,59 @@ fn mount_as_root(
     path: &Path,
     options: &Options,
     mount: &MountOptions,
-) -> Result<Device, MountError> {
+) -> Result<(Device, Identity), MountError> {
     let device = File::options()
         .read(true)
         .write(true)
         .open(DEVICE)
         .map_err(|error| MountError::System("opening /dev/fuse", errno_of(error)))?;
+    let attached = detached_mount(&device, options, mount).and_then(|root| {
+        // The mount has its identity before it has a path.
+        let identity = Identity::of(root.as_fd())?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
+        rustix::mount::move_mount(&root, "", CWD, path, flags)?;
+        Ok(identity)
+    });
+    let identity = attached.map_err(|error| match error {
+        Errno::BUSY => MountError::Busy,
+        Errno::NODEV => MountError::NoDevice,
+        error => MountError::System("mount", error),
+    })?;
+    Ok((Device(device), identity))
+}
+
+/// Makes a mount that has no path yet. Returns its root directory.
+fn detached_mount(
+    device: &File,
+    options: &Options,
+    mount: &MountOptions,
+) -> Result<OwnedFd, Errno> {
+    let new = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let source = mount.source.as_bytes();
+    fsconfig_set_string(&new, "source", &source[..source.len().min(OPTION_MAX)])?;
+    fsconfig_set_string(&new, "subtype", SUBTYPE)?;
+    fsconfig_set_string(&new, "rootmode", "40000")?;
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
-    let mut text = format!(
-        "fd={},rootmode=40000,user_id={},group_id={}",
-        device.as_raw_fd(),
-        uid.as_raw(),
-        gid.as_raw()
-    );
+    let device = device.as_raw_fd() as u32;
+    for (key, number) in [("fd", device), ("user_id", uid.as_raw()), ("group_id", gid.as_raw())] {
+        fsconfig_set_string(&new, key, number.to_string())?;
+    }
     for option in protocol_options(options, mount) {
-        text.push(',');
-        text.push_str(option);
+        fsconfig_set_flag(&new, option)?;
     }
-    let data = CString::new(text).expect("numbers and option names contain no NUL");
-    let mut flags = rustix::mount::MountFlags::empty();
-    for (flag, _, bits) in FLAGS {
-        if mount.flags.contains(flag) {
-            flags |= bits;
+    let mut attributes = MountAttrFlags::empty();
+    for (flag, name, bits) in FLAGS.into_iter().filter(|(flag, ..)| mount.flags.contains(*flag)) {
+        if OF_FILE_SYSTEM.contains(flag) {
+            fsconfig_set_flag(&new, name)?;
         }
+        // Only one of the flags for access times may be set. The last one counts.
+        if bits.intersects(MountAttrFlags::MOUNT_ATTR__ATIME) {
+            attributes.remove(MountAttrFlags::MOUNT_ATTR__ATIME);
+        }
+        attributes |= bits;
     }
-    let kind = format!("fuse.{SUBTYPE}");
-    rustix::mount::mount(mount.source.as_os_str(), path, kind, flags, data.as_c_str()).map_err(
-        |error| match error {
-            Errno::BUSY => MountError::Busy,
-            Errno::NODEV => MountError::NoDevice,
-            error => MountError::System("mount", error),
-        },
-    )?;
-    Ok(Device(device))
+    rustix::mount::fsconfig_create(&new)?;
+    rustix::mount::fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
 fn mount_as_user(

@@ -24,7 +24,7 @@ const THREADS: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MountOptions {
-    /// The source in the mount table (`fsname=`).
+    /// The source in the mount table (`fsname=`). A mount of root shows its first 255 bytes.
     pub source: OsString,
     /// Which users may use the mount.
     pub users: AllowedUsers,

@@ -48,7 +48,7 @@ pub fn serve(
     options: Options,
     mount: &MountOptions,
 ) -> Result<(), MountError> {
-    // A signal during mount(2) must not leave the mount behind.
+    // A signal during the mount must not leave the mount behind.
     let signals = EndSignals::watch()?;
     Mount::new(fs, path, options, mount)?.wait_or_unmount(signals)
 }

@@ -7,21 +7,21 @@
 //! (`mount --bind`) have the same device number, and the kernel reuses mount numbers. The path can
 //! change: the mount may be moved, or a directory above it may be renamed.
 //!
-//! mount(2) does not return the number of the new mount, so this module reads it from the mount
-//! table afterwards. In between, another process could mount on the same directory. So each process
-//! that mounts with this crate holds a [`MountpointLock`] on the directory.
+//! fusermount3(1) does not tell the number of the new mount, so it is read from the table
+//! afterwards. So that no other process mounts on the directory in between, each process that
+//! mounts with this crate holds a [`MountpointLock`] on it.
 //!
 //! Source: proc_pid_mountinfo(5).
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use corewalk::{Errno, errno_of};
 use corewalk_base::primitives::thread;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, StatxFlags};
 
 use super::error::MountError;
 
@@ -39,6 +39,22 @@ pub(super) struct Identity {
     pub(super) device: (u32, u32),
 }
 
+impl Identity {
+    /// Returns the identity of the mount whose root directory is `root`. Does not ask the server of
+    /// the file system.
+    pub(super) fn of(root: BorrowedFd<'_>) -> Result<Identity, Errno> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let status = rustix::fs::statx(root, "", flags, StatxFlags::empty())?;
+        let table = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", root.as_raw_fd()));
+        let table = table.map_err(errno_of)?;
+        let mount =
+            table.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        let device = (status.stx_dev_major, status.stx_dev_minor);
+        Ok(Identity { mount: mount.ok_or(Errno::IO)?, device })
+    }
+}
+
+/// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountEntry {
     pub(super) identity: Identity,

@@ -1,6 +1,7 @@
 //! Mounting and unmounting.
 
 use std::fs;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_base::primitives::thread;
-use corewalk_fuse::{Conflict, Mount, MountError, Options, Unmounted, serve};
+use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
+use corewalk_fuse::{Conflict, Mount, MountError, MountFlags, Options, Unmounted, serve};
 use corewalk_testkit::require::{has_fuse, has_root};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Signal, getpid, kill_process};
@@ -99,6 +101,69 @@ fn mount_in_use_is_detached() {
     let (mount, _folder) = site.into_mount();
     drop(file);
     assert_eq!(mount.wait(), Ok(()));
+}
+
+/// Mounts on an open directory, while a directory above it is renamed again and again. Checks that
+/// no mount stays behind, and that each one is unmounted by its own identity.
+#[test]
+fn mount_is_found_though_a_directory_above_it_is_renamed() {
+    if !has_fuse() || !has_root() {
+        return;
+    }
+    let folder = Folder::new();
+    let (here, there) = (folder.path().join("here"), folder.path().join("there"));
+    fs::create_dir_all(here.join("place")).expect("make the folders");
+    let place = fs::File::open(here.join("place")).expect("open the folder");
+    let place = Path::new("/proc/self/fd").join(place.as_raw_fd().to_string());
+    for _ in 0..50 {
+        let is_mounted = AtomicBool::new(false);
+        let mounted = thread::scope(|scope| {
+            scope.spawn(|| {
+                // ORDERING: Relaxed. The flag only ends the loop.
+                while !is_mounted.load(Ordering::Relaxed) {
+                    fs::rename(&here, &there).expect("rename the folder");
+                    fs::rename(&there, &here).expect("rename the folder back");
+                }
+            });
+            let mounted = mount(&place);
+            // ORDERING: Relaxed. See above.
+            is_mounted.store(true, Ordering::Relaxed);
+            mounted
+        });
+        // The path may be gone while the mount point is checked.
+        assert!(matches!(mounted, Ok(_) | Err(MountError::Missing)), "{mounted:?}");
+        drop(mounted);
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("read the table");
+        assert!(!table.contains(folder.path().to_str().expect("ASCII")), "{table}");
+    }
+}
+
+#[test]
+fn flags_and_source_are_in_the_mount_table() {
+    if !has_fuse() || !has_root() {
+        return;
+    }
+    let folder = Folder::new();
+    let long = "x".repeat(300);
+    let cases = [
+        (MountFlags::all() - MountFlags::STRICTATIME, "short", "ro,nosuid,nodev,noexec,noatime"),
+        (MountFlags::NOATIME | MountFlags::STRICTATIME, &long, "rw "),
+        (MountFlags::DIRSYNC, "short", "rw,relatime "),
+    ];
+    for (flags, source, expected) in cases {
+        let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+        let options = mount_options().with_flags(flags).with_source(source);
+        let mounted = Mount::new(fs, folder.path(), Options::exclusive(), &options);
+        let mounted = mounted.expect("mount the folder");
+        let table = fs::read_to_string("/proc/self/mountinfo").expect("read the table");
+        let path = folder.path().to_str().expect("ASCII");
+        let line = table.lines().find(|line| line.contains(path)).expect("the mount is there");
+        assert!(line.contains(&format!("{path} {expected}")), "{line}");
+        assert!(line.contains(&format!(" {} ", &source[..source.len().min(255)])), "{line}");
+        let has_dirsync = line.contains(",dirsync,");
+        assert_eq!(has_dirsync, flags.contains(MountFlags::DIRSYNC), "{line}");
+        drop(mounted);
+    }
 }
 
 #[test]
