@@ -60,7 +60,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -210,21 +210,6 @@ fn run(args: Arguments) -> anyhow::Result<()> {
         Command::Trivial { threads, point } => peer::trivial::serve(threads, &point),
         Command::IpcWorker { job } => worker::work(&job),
     }
-}
-
-/// Runs one table and returns what came out.
-///
-/// # Errors
-/// As [`run`].
-pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Report> {
-    ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
-    let samples = table.measure(settings).with_context(|| format!("table {}", table.name))?;
-    Ok(Report {
-        table: table.name,
-        source: table.words().source,
-        machine: Machine::here(),
-        rows: samples.rows(),
-    })
 }
 
 impl Report {

@@ -23,7 +23,7 @@ use corewalk_base::primitives::thread;
 
 use crate::machine::{Machine, watch_others};
 use crate::table::{Settings, Size, Table};
-use crate::{run_table, say, text, to_json};
+use crate::{Report, say, text, to_json};
 
 /// How long the load by other processes is measured before a run.
 const WATCH: Duration = Duration::from_secs(1);
@@ -50,7 +50,9 @@ pub(crate) fn run(
         let others = watch_others();
         thread::sleep(if is_full { WATCH } else { Duration::ZERO });
         let busy = 100.0 * others();
-        let report = run_table(table, settings)?;
+        let samples = table.measure(settings).with_context(|| format!("table {}", table.name))?;
+        let (source, machine) = (table.words().source, Machine::here());
+        let report = Report { table: table.name, source, machine, rows: samples.rows() };
         let mut text = text::render(&report);
         say(&text)?;
         let words = command(std::env::args());

@@ -32,9 +32,6 @@ use corewalk_store::{ShareIndex, Store, StoreOptions, fsck};
 use super::files::AttrFiles;
 use super::{AttrStore, Design, USERS_MAX};
 
-/// The design of this project.
-const OURS: &str = "corewalk";
-
 /// A store in a directory.
 pub(crate) struct DiskStore {
     variant: &'static str,
@@ -141,9 +138,9 @@ impl AttrStore for DiskStore {
 }
 
 fn open(path: &Path, variant: &str, index: &Arc<dyn ShareIndex>) -> anyhow::Result<Store> {
-    let is_sharing_late = variant == OURS;
     let share = Some(Arc::clone(index));
-    let options = StoreOptions::default().with_share(share).with_sharing_late(is_sharing_late);
+    let options = StoreOptions::default().with_share(share);
+    let options = options.with_sharing_late(variant == "corewalk");
     Store::open(path, &options).with_context(|| format!("{}", path.display()))
 }
 
