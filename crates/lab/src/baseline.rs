@@ -21,16 +21,19 @@ mod linux;
 mod path_maps;
 mod rwlock_ahash;
 
-pub(crate) use libfuse_node::LibfuseNode;
-pub(crate) use linux::{Cwd, Linux, path_of_fd, syscall_ns};
-pub(crate) use path_maps::{dashmap_path, papaya_path, scc_path};
-pub(crate) use rwlock_ahash::RwLockAhash;
+pub(crate) use linux::{Linux, path_of_fd, syscall_ns};
 
+use anyhow::bail;
 use corewalk::Stats;
 
+use crate::corpus::Corpus;
 use crate::crew::{Laps, Turn};
+use crate::ours::{OurTable, Ours};
 use crate::questions::{Op, Questions, is_path};
 use crate::race::{Reader, Writer};
+use libfuse_node::LibfuseNode;
+use path_maps::{dashmap_path, papaya_path, scc_path};
+use rwlock_ahash::RwLockAhash;
 
 /// A table of names and inodes, loaded with a tree.
 pub(crate) trait Namespace: Send + Sync {
@@ -105,6 +108,23 @@ pub(crate) trait Namespace: Send + Sync {
     }
 }
 
+/// Returns the loaded table of `variant`.
+///
+/// # Errors
+/// There is no such variant, or it cannot be loaded.
+pub(crate) fn load(variant: &str, corpus: &Corpus) -> anyhow::Result<Box<dyn Namespace>> {
+    Ok(match variant {
+        "corewalk" => Box::new(Ours::load(corpus)?),
+        "corewalk-table" => Box::new(OurTable::load(corpus)?),
+        "rwlock-ahash" => Box::new(RwLockAhash::load(corpus)),
+        "libfuse-node" => Box::new(LibfuseNode::load(corpus)),
+        "dashmap-path" => dashmap_path(corpus),
+        "papaya-path" => papaya_path(corpus),
+        "scc-path" => scc_path(corpus),
+        _ => bail!("no such variant"),
+    })
+}
+
 /// Joins names, in order from the leaf to the root, to an absolute path.
 ///
 /// The length of the path is computed first, so the path is allocated only once.
@@ -129,17 +149,11 @@ pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::corpus::Corpus;
-    use crate::ours::{OurTable, Ours};
 
     /// Returns every variant that holds its own names.
-    fn all(corpus: &Corpus) -> Vec<Box<dyn Namespace>> {
-        vec![
-            Box::new(Ours::load(corpus).expect("the tree fits")),
-            Box::new(OurTable::load(corpus).expect("the tree fits")),
-            Box::new(RwLockAhash::load(corpus)),
-            Box::new(LibfuseNode::load(corpus)),
-        ]
+    fn all(corpus: &Corpus) -> [Box<dyn Namespace>; 4] {
+        ["corewalk", "corewalk-table", "rwlock-ahash", "libfuse-node"]
+            .map(|variant| load(variant, corpus).expect("the tree fits"))
     }
 
     #[test]

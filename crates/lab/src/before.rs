@@ -1,5 +1,5 @@
 //! Small, complete dentry caches with old lock designs: those of Linux 2.4 to 3.12, and one that
-//! was only proposed. `mbcache` has old indexes of equal blocks, and `sems` old semaphore sets.
+//! was only proposed. `mbcache` has old indexes of equal blocks.
 //!
 //! A benchmark that repeats a published measurement needs the designs that were compared there. The
 //! four designs share one tree (`tree`), so a benchmark compares lock protocols and not memory
@@ -42,7 +42,6 @@
 mod design;
 pub(crate) mod mbcache;
 mod paths;
-pub(crate) mod sems;
 pub(crate) mod timed;
 mod tree;
 
@@ -58,10 +57,6 @@ use crate::job::User;
 
 /// A namespace that can be built up and changed.
 pub(crate) trait Dentries: Namespace {
-    /// Returns the inode number of a name. Takes a reference of the dentry and drops it, as
-    /// fstatat(2) does.
-    fn look(&self, parent: u64, name: &[u8]) -> Option<u64>;
-
     /// Makes an inode with a name, and returns its number, or None if the name exists.
     fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64>;
 

@@ -17,9 +17,9 @@
 //! `corpus`, `questions`, `race` and `job`.
 //!
 //! # Output
-//! The lab writes a text table to stdout, and everything else to stderr. `--json` writes a file: an
-//! object for one table, a list for several, with the schema `schema.json` beside this crate.
-//! `record` writes both forms into a folder, and `report` makes a page with plots.
+//! The lab writes a text table to stdout, and everything else to stderr. `run --out` also writes
+//! the text and the JSON of each table into a folder. The JSON has the schema `schema.json` beside
+//! this crate. `report` makes a page with plots of it.
 //!
 //! # What it refuses
 //! The lab gives no figures from fewer than five rounds, and compares none with those of other
@@ -39,7 +39,6 @@ mod crew;
 mod files;
 mod job;
 mod machine;
-mod memory;
 mod ours;
 mod pairs;
 mod peer;
@@ -57,18 +56,18 @@ mod text;
 mod worker;
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use machine::Machine;
 use samples::Row;
-use table::{Claim, Settings, Size, Table};
+use table::{Settings, Size, Table};
 
 /// Rounds of a run.
 const ROUNDS: usize = 7;
@@ -95,23 +94,12 @@ enum Command {
     List,
     /// Runs tables and prints their rows.
     Run {
-        /// The tables to run, as `list` names them.
-        #[arg(required = true, value_name = "TABLE", value_parser = table_of)]
-        tables: Vec<&'static Table>,
-        /// Writes the rows to this file as JSON.
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-        #[command(flatten)]
-        pace: Pace,
-    },
-    /// Runs benchmark tables and writes their results into a folder, as JSON and as text.
-    Record {
         /// The tables to run, as `list` names them; all tables if none is named.
         #[arg(value_name = "TABLE", value_parser = table_of)]
         tables: Vec<&'static Table>,
-        /// The folder that TABLE.json and TABLE.txt are written to.
-        #[arg(long, value_name = "DIR", default_value = record::FOLDER)]
-        out: PathBuf,
+        /// Also writes TABLE.json and TABLE.txt of each table into this folder.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
         #[command(flatten)]
         pace: Pace,
     },
@@ -120,17 +108,9 @@ enum Command {
         /// The folder that the page index.html is written to.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
-        /// Results that `run --json` or `record` wrote.
+        /// Results that `run --out` wrote.
         #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
         json: Vec<PathBuf>,
-    },
-    /// Prints the bytes that a variant takes, measured in this process.
-    #[command(hide = true)]
-    Memory {
-        /// The variant.
-        variant: String,
-        /// Entries of the tree.
-        entries: usize,
     },
     /// Works as a client of the table `fuse-metadata`.
     #[command(hide = true)]
@@ -218,17 +198,13 @@ fn run(args: Arguments) -> anyhow::Result<()> {
             let line = |table: &&Table| format!("{:<17} {}\n", table.name, table.words().about);
             say(&table::all().iter().map(line).collect::<String>())
         }
-        Command::Run { tables, json, pace } => run_tables(&tables, json.as_deref(), &pace),
-        Command::Record { tables, out, pace } => {
+        Command::Run { tables, out, pace } => {
             let tables = if tables.is_empty() { table::all() } else { &tables };
-            record::record(tables, &settings(&pace)?, &out)
+            record::run(tables, &settings(&pace)?, out.as_deref())
         }
         Command::Report { out, json } => {
             let reports = report::read(&json)?;
             say(&format!("{}\n", report::write(&out, &reports)?.display()))
-        }
-        Command::Memory { variant, entries } => {
-            say(&serde_json::to_string(&memory::measure(&variant, entries)?)?)
         }
         Command::Client { directory, files, cpu } => client::work(&directory, files, cpu),
         Command::Trivial { threads, point } => peer::trivial::serve(threads, &point),
@@ -236,70 +212,29 @@ fn run(args: Arguments) -> anyhow::Result<()> {
     }
 }
 
-/// Runs one table and returns what came out.
-///
-/// # Errors
-/// As [`run`].
-pub(crate) fn run_table(table: &Table, settings: &Settings) -> anyhow::Result<Report> {
-    ensure!(settings.rounds >= ROUNDS_QUICK, "fewer than {ROUNDS_QUICK} rounds prove nothing");
-    let samples = table.measure(settings).with_context(|| format!("table {}", table.name))?;
-    Ok(Report {
-        table: table.name,
-        source: table.words().source,
-        machine: Machine::here(),
-        rows: samples.rows(),
-    })
-}
-
 impl Report {
-    /// Returns the claims of the table, and whether the rows show them. Returns none for a table
-    /// that this version of the lab does not know.
-    pub(crate) fn claims(&self) -> Vec<Claim> {
-        table::find(self.table).map(|table| table.claims(&self.rows)).unwrap_or_default()
-    }
-
-    /// Returns the published figures of the table as text.
-    pub(crate) fn figures(&self) -> String {
-        table::find(self.table).map(|table| table.words().figures()).unwrap_or_default()
+    /// Returns the table.
+    pub(crate) fn table(&self) -> &'static Table {
+        table::find(self.table).expect("a report is of a table that is known")
     }
 }
 
-/// Returns the JSON of reports: an object for one table, a list for several. Each result row is on
-/// its own line.
+/// Returns the JSON of a report. Each result row is on its own line.
 ///
 /// # Errors
 /// An error of serde_json, which no report causes.
-pub(crate) fn to_json(reports: &[Report]) -> anyhow::Result<String> {
-    let mut tables = vec![];
-    for Report { table, source, machine, rows } in reports {
-        let rows: Vec<String> =
-            rows.iter().map(serde_json::to_string).collect::<Result<_, serde_json::Error>>()?;
-        let [table, source] = [table, source].map(|text| serde_json::Value::from(*text));
-        let (machine, rows) = (serde_json::to_string(machine)?, rows.join(",\n"));
-        tables.push(format!(
-            "{{\"table\":{table},\"source\":{source},\n\"machine\":{machine},\n\"rows\":[\n{rows}\n]}}\n"
-        ));
-    }
-    Ok(if tables.len() == 1 { tables.remove(0) } else { format!("[{}]\n", tables.join(",")) })
-}
-
-fn run_tables(tables: &[&Table], json: Option<&Path>, pace: &Pace) -> anyhow::Result<()> {
-    let settings = settings(pace)?;
-    let mut reports = vec![];
-    for table in tables {
-        let report = run_table(table, &settings)?;
-        say(&text::render(&report))?;
-        reports.push(report);
-    }
-    if let Some(file) = json {
-        std::fs::write(file, to_json(&reports)?)
-            .with_context(|| format!("cannot write {}", file.display()))?;
-    }
-    Ok(())
+pub(crate) fn to_json(report: &Report) -> serde_json::Result<String> {
+    let Report { table, source, machine, rows } = report;
+    let rows = rows.iter().map(serde_json::to_string).collect::<Result<Vec<_>, _>>()?.join(",\n");
+    let [table, source] = [table, source].map(|text| serde_json::Value::from(*text));
+    let machine = serde_json::to_string(machine)?;
+    Ok(format!(
+        "{{\"table\":{table},\"source\":{source},\n\"machine\":{machine},\n\"rows\":[\n{rows}\n]}}\n"
+    ))
 }
 
 /// Writes to the standard output, which may be full or closed.
-fn say(text: &str) -> anyhow::Result<()> {
+pub(crate) fn say(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.context("standard output")

@@ -23,7 +23,6 @@ use corewalk::{
 };
 
 use crate::baseline::{Namespace, components};
-use crate::before::timed::timed_if_moved;
 use crate::before::{Dentries, filled};
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
@@ -149,7 +148,7 @@ impl Namespace for Ours {
 
     #[inline]
     fn path(&self, ino: u64) -> Option<Vec<u8>> {
-        timed_if_moved(|| self.vfs.path_of_ino(ino).ok(), || self.vfs.stats().fallbacks)
+        self.vfs.path_of_ino(ino).ok()
     }
 
     fn walk(&self, path: &[u8]) -> Option<u64> {
@@ -174,11 +173,6 @@ impl Namespace for Ours {
 }
 
 impl Dentries for Ours {
-    fn look(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let dir = self.vfs.inode(parent).ok()?;
-        Some(self.vfs.lookup(&self.cred, &dir, Name::new(name).ok()?).ok()?.ino())
-    }
-
     #[inline]
     fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64> {
         self.make(&self.vfs.inode(parent).ok()?, name, kind)

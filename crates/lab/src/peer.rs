@@ -118,16 +118,18 @@ impl Mounted {
         // From here on it is taken down whatever happens.
         let mut mounted = Mounted { variant, directory, server: Some(server) };
         let start = Instant::now();
-        while mounted.terms().is_err() {
+        let options = loop {
+            if let Some(options) = mounted.options()? {
+                break options;
+            }
             let server = mounted.server.as_mut().expect("it was just started");
             if let Some(status) = server.try_wait()? {
                 bail!("{variant} ended before it had mounted: {status}");
             }
             ensure!(start.elapsed() < PATIENCE, "{variant} mounted nothing in {PATIENCE:?}");
             thread::sleep(LOOK_EVERY);
-        }
+        };
         // All other mounts pay for this check too.
-        let (options, _) = mounted.terms()?;
         let is_checked = options.split(',').any(|option| option == "default_permissions");
         ensure!(is_checked, "the kernel does not check permissions there: {options}");
         Ok(mounted)
@@ -193,20 +195,16 @@ impl Mounted {
         self.threads().into_iter().filter_map(of).sum()
     }
 
-    /// Returns the options of the mount as the kernel reports them (proc_pid_mounts(5)), and the
-    /// number of the server's threads. A comparison of mounts that differ in them could be unfair.
-    ///
-    /// # Errors
-    /// An error if the directory is not mounted.
-    pub(crate) fn terms(&self) -> anyhow::Result<(String, usize)> {
-        let mounts = fs::read_to_string("/proc/self/mounts").context("/proc/self/mounts")?;
+    /// Returns the options of the mount as the kernel reports them (proc_pid_mounts(5)), or None if
+    /// the directory is not mounted.
+    fn options(&self) -> io::Result<Option<String>> {
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
         let options = mounts.lines().find_map(|line| {
             let mut fields = line.split(' ').skip(1);
             let is_here = fields.next().map(Path::new) == Some(&self.directory);
             fields.nth(1).filter(|_| is_here)
         });
-        let options = options.context("there is no such mount")?.to_owned();
-        Ok((options, self.threads().len()))
+        Ok(options.map(str::to_owned))
     }
 
     fn threads(&self) -> Vec<Pid> {
@@ -218,7 +216,9 @@ impl Mounted {
 
     /// Unmounts by umount2(2) if that is permitted, otherwise by fusermount3(1).
     fn unmount(&self) {
-        if unmount(&self.directory, UnmountFlags::DETACH).is_err() && self.terms().is_ok() {
+        if unmount(&self.directory, UnmountFlags::DETACH).is_err()
+            && matches!(self.options(), Ok(Some(_)))
+        {
             let _ = Command::new("fusermount3")
                 .args(["-u", "-z"])
                 .arg(&self.directory)

@@ -1,24 +1,20 @@
-//! One trait for the semaphore sets of several variants: the host kernel, corewalk, and Linux
-//! before and with Bueso's patches of March 2013 (document 002 in `documents.md`).
+//! One trait for the semaphore sets of the host kernel and of corewalk.
 //!
 //! The tables `semop-multi`, `ipc-users` and `wakeup` call all variants in the same way. The trait
 //! is generic and the operations of a call are an array. So a call through the trait costs only a
 //! copy of six bytes per operation.
 //!
-//! Beside Linux's designs before and with Bueso's patches (`before::sems`), there are three
-//! variants:
+//! There are three variants:
 //! - `linux`: semop(2) of the host kernel, through libc.
 //! - `corewalk`: `corewalk-ipc`, in the memory of this process, or in a file that several processes
 //!   map (`worker`).
 //! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`, so corewalk
 //!   answers.
 //!
-//! Linux's designs before and with these patches are in `before::sems`.
-//!
 //! # Users
-//! Each operation has a user number: the simulated process for which it is done. corewalk and the
-//! designs of `before::sems` treat a user as a process with its own undo records. The host kernel
-//! ignores the number, and treats this process as one user.
+//! Each operation has a user number: the simulated process for which it is done. corewalk treats a
+//! user as a process with its own undo records. The host kernel ignores the number, and treats this
+//! process as one user.
 //!
 //! Source: semop(2).
 
@@ -32,8 +28,7 @@ use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::thread;
 use corewalk_base::sysv::{self, SemSet, Sop};
 use corewalk_ipc::{
-    Contention, Cred, GetFlags, IPC_PRIVATE, MsgId, Namespace, NamespaceOptions, SEMVMX, SemBuf,
-    SemId, Task,
+    Cred, GetFlags, IPC_PRIVATE, MsgId, Namespace, NamespaceOptions, SEMVMX, SemBuf, SemId, Task,
 };
 
 use crate::samples::Cell;
@@ -43,17 +38,9 @@ pub(crate) trait Sems: Sync {
     /// Returns the name in the rows.
     fn variant(&self) -> &'static str;
 
-    /// Returns how many nanoseconds all users (simulated processes) together waited for locks, and
-    /// the number of these waits. None if that is not counted.
-    fn waited(&self) -> Option<(u64, u64)> {
-        None
-    }
-
     /// Returns the identifiers of the sets, with which another process can use them
     /// ([`Linux::join`], [`Ours::join`]).
-    fn ids(&self) -> Vec<i32> {
-        vec![]
-    }
+    fn ids(&self) -> Vec<i32>;
 
     /// Makes a set of `count` semaphores, all zero.
     ///
@@ -87,7 +74,7 @@ pub(crate) struct Ours {
     sets: Vec<SemId>,
     pub(crate) queues: Vec<MsgId>,
     /// The last, so that it goes last.
-    namespace: Namespace,
+    pub(crate) namespace: Namespace,
 }
 
 /// Runs `work` on a thread with its own IPC namespace, if the process may make one. The kernel
@@ -239,11 +226,6 @@ impl Sems for Ours {
         "corewalk"
     }
 
-    fn waited(&self) -> Option<(u64, u64)> {
-        let Contention { contentions, waited_ns } = self.namespace.contention();
-        Some((waited_ns, contentions))
-    }
-
     fn ids(&self) -> Vec<i32> {
         self.sets.iter().map(|id| id.raw()).collect()
     }
@@ -276,7 +258,6 @@ impl Sems for Ours {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::sems::{Protocol, SemArrays};
     use corewalk_ipc::SemFlags;
 
     const PLAIN: SemFlags = SemFlags::empty();
@@ -316,7 +297,5 @@ mod tests {
     fn all_variants_agree() {
         apart(|| agree(Linux::default()));
         agree(Ours::new(1).unwrap());
-        agree(SemArrays::new(Protocol::IpcLock, 1));
-        agree(SemArrays::new(Protocol::IpcRcu, 1));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A table is a benchmark. It declares ([`Table`]) the sweeps that it measures and a function that
 //! measures them. The file `words.json` has the texts of all tables, the figures of their sources,
-//! and the claims with their bounds. Other claims are functions of their table.
+//! and the claims with their bounds.
 //!
 //! One engine measures all tables (`engine`). It runs the variants interleaved in one process,
 //! round by round, each time in another order. So neither a drift of the machine nor the order
@@ -59,32 +59,25 @@ mod prelude {
     pub(super) use serde_json::Value;
 
     pub(super) use super::engine::{Cell, Measure, Run, Sweep, Visit, Workload, cells, values};
-    pub(super) use super::shape::{self, Bound, Claim};
-    pub(super) use super::{STATED, Settings, Size, Table, sized};
+    pub(super) use super::{Settings, Size, Table, sized};
     pub(super) use crate::cpus;
     pub(super) use crate::crew::{self, Laps, Pinning, Slice, Turn};
     pub(super) use crate::ours::Ours;
     pub(super) use crate::peer::Scratch;
     pub(super) use crate::questions::{Op, Rng, Tally};
-    pub(super) use crate::samples::{Metric, Params, Row, Samples};
+    pub(super) use crate::samples::{Metric, Samples};
 }
 
 /// One table.
 pub(crate) struct Table {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// Returns those claims that are not in `words.json`. A [`Claim`] is a statement about
-    /// corewalk's speed, and says whether the given result rows confirm it.
-    pub(crate) other_claims: fn(&[Row]) -> Vec<Claim>,
     /// Returns the cells that a run measures.
     pub(crate) sweeps: fn(&Settings) -> Vec<Sweep>,
     /// Runs the measurements of this table: each variant with each set of parameters that `sweeps`
     /// returns. Fails if an answer is wrong, or if something that the measurement needs is missing.
     pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
-
-/// The claims of a table of which `words.json` states all.
-const STATED: fn(&[Row]) -> Vec<Claim> = |_| vec![];
 
 /// The words of all tables, by name.
 static WORDS: LazyLock<HashMap<&str, Words>> = LazyLock::new(|| {
@@ -163,8 +156,7 @@ impl Table {
 
     /// Returns all claims, each with whether the rows show it.
     pub(crate) fn claims(&self, rows: &[Row]) -> Vec<Claim> {
-        let stated = self.words().claims.iter().map(|stated| stated.test(rows));
-        stated.chain((self.other_claims)(rows)).collect()
+        self.words().claims.iter().map(|stated| stated.test(rows)).collect()
     }
 
     /// Runs the table.

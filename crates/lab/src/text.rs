@@ -14,22 +14,21 @@ pub(crate) fn render(report: &Report) -> String {
             let _ = writeln!(out, "  {line}");
         }
     }
-    let figures = report.figures();
+    let figures = report.table().words().figures();
     if !figures.is_empty() {
         let _ = writeln!(out, "\n{figures}");
     }
-    for (at, claim) in report.claims().iter().enumerate() {
+    for (at, claim) in report.table().claims(&report.rows).iter().enumerate() {
         let _ = writeln!(out, "{}{claim}", if at == 0 { "\n" } else { "" });
     }
     out
 }
 
 /// Returns the groups of result rows in the text of the report: rows with the same parameters and
-/// metric. Leaves out `store=document`, published figures that are in the notes.
+/// metric.
 pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
-    let is_shown = |row: &&Row| row.params.get("store").is_none_or(|store| store != "document");
     let mut groups = vec![];
-    for row in report.rows.iter().filter(is_shown) {
+    for row in &report.rows {
         if !groups.contains(&(&row.params, row.metric)) {
             groups.push((&row.params, row.metric));
         }

@@ -41,7 +41,7 @@ const ANSWER: &str = "answer";
 /// The file name of the preload library, and the folders, relative to that of the program, in which
 /// `corewalk-lab` looks for it.
 const LIBRARY: &str = "libcorewalk_ipc_preload.so";
-const LIBRARY_FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
+const LIBRARY_FOLDERS: [&str; 2] = ["deps", ""];
 
 /// The owner of the objects that a worker uses.
 #[derive(Clone, Copy)]
@@ -132,12 +132,7 @@ fn library() -> anyhow::Result<PathBuf> {
     let folder = program.parent().context("the program is in no folder")?;
     let candidates = LIBRARY_FOLDERS.map(|name| folder.join(name).join(LIBRARY));
     let found = candidates.into_iter().find(|path| path.is_file());
-    found.with_context(|| {
-        format!(
-            "{LIBRARY} is not beside {}: build it (cargo build --release -p corewalk-ipc-preload)",
-            program.display()
-        )
-    })
+    found.with_context(|| format!("no {LIBRARY}: build it (cargo build -p corewalk-ipc-preload)"))
 }
 
 fn spawn(

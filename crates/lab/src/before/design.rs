@@ -65,6 +65,8 @@ pub(crate) struct Before {
     /// A rename between two directories holds it (`s_vfs_rename_mutex`).
     moves: CachePadded<Mutex<()>>,
     retries: ShardedCounter,
+    /// True if lock sections are timed.
+    is_timed: bool,
 }
 
 impl Design {
@@ -90,12 +92,19 @@ impl Before {
             shared_lock: CachePadded::default(),
             moves: CachePadded::default(),
             retries: ShardedCounter::new(),
+            is_timed: false,
         }
+    }
+
+    /// Returns the namespace with lock sections that are timed.
+    pub(crate) fn timed(self) -> Before {
+        Before { is_timed: true, ..self }
     }
 
     #[inline]
     fn lock_dcache(&self) -> Option<Timed<MutexGuard<'_, ()>>> {
-        (self.design == Design::DcacheLock).then(|| timed(|| self.dcache_lock.lock()))
+        (self.design == Design::DcacheLock)
+            .then(|| timed(self.is_timed, || self.dcache_lock.lock()))
     }
 
     #[inline]
@@ -118,9 +127,18 @@ impl Before {
     fn begin_rename(&self) -> impl Sized + '_ {
         match self.design {
             Design::DcacheLock => (None, None),
-            Design::SeqRwLock => (None, Some(timed(|| self.shared_lock.write()))),
-            _ => (Some(timed(|| self.rename_lock.write())), None),
+            Design::SeqRwLock => (None, Some(timed(self.is_timed, || self.shared_lock.write()))),
+            _ => (Some(timed(self.is_timed, || self.rename_lock.write())), None),
         }
+    }
+
+    /// Returns the inode number of a name. Takes a reference of the dentry and drops it, as
+    /// fstatat(2) does.
+    #[inline]
+    pub(crate) fn look(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let found = self.lookup(parent, name)?;
+        self.tree.put(found as u32);
+        Some(found)
     }
 
     /// Counts a dentry. Returns false if it is dead.
@@ -219,14 +237,14 @@ impl Before {
                 self.tree.climb(number, out, Dentry::copy_name)
             }
             Design::GlobalLock => {
-                let _section = timed(|| self.rename_lock.write());
+                let _section = timed(self.is_timed, || self.rename_lock.write());
                 self.tree.climb(number, out, |dentry, out| {
                     let _d_lock = dentry.lockref.lock();
                     dentry.copy_name(out);
                 })
             }
             Design::SeqRwLock => {
-                let _shared = timed(|| self.shared_lock.read_shared());
+                let _shared = timed(self.is_timed, || self.shared_lock.read_shared());
                 self.tree.climb(number, out, Dentry::copy_name)
             }
             Design::SeqLock => {
@@ -243,7 +261,7 @@ impl Before {
     #[cold]
     fn translate_locked(&self, number: u32, out: &mut Prepended) -> bool {
         self.retries.add(1);
-        let _excl = timed(|| self.rename_lock.read_excl());
+        let _excl = timed(self.is_timed, || self.rename_lock.read_excl());
         out.clear();
         self.tree.climb(number, out, Dentry::copy_name)
     }
@@ -320,13 +338,6 @@ impl Namespace for Before {
 }
 
 impl Dentries for Before {
-    #[inline]
-    fn look(&self, parent: u64, name: &[u8]) -> Option<u64> {
-        let found = self.lookup(parent, name)?;
-        self.tree.put(found as u32);
-        Some(found)
-    }
-
     fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64> {
         let parent = self.tree.number(parent)?;
         let _names = self.tree.dentry(parent).names.lock();

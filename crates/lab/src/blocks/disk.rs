@@ -27,13 +27,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use corewalk_base::primitives::Arc;
-use corewalk_store::{ShareIndex, Store, StoreOptions, StoreStats, fsck};
+use corewalk_store::{ShareIndex, Store, StoreOptions, fsck};
 
 use super::files::AttrFiles;
 use super::{AttrStore, Design, USERS_MAX};
-
-/// The design of this project.
-const OURS: &str = "corewalk";
 
 /// A store in a directory.
 pub(crate) struct DiskStore {
@@ -60,11 +57,6 @@ impl DiskStore {
         let files = AttrFiles::make(&store, size)?;
         store.sync().context("sync")?;
         Ok(DiskStore { variant, path: path.to_owned(), store: Some(store), index, files })
-    }
-
-    /// Returns the store's counters.
-    pub(crate) fn stats(&self) -> StoreStats {
-        self.store().stats()
     }
 
     /// Closes the store, and returns the bytes of its database on the host.
@@ -127,7 +119,7 @@ impl AttrStore for DiskStore {
 
     fn audit(&self) -> anyhow::Result<u64> {
         self.store().share_xattrs();
-        let (variant, stats) = (self.variant, self.stats());
+        let (variant, stats) = (self.variant, self.store().stats());
         let (counted, users) = (stats.xattr_users, self.files.users(self.store()));
         ensure!(counted == users, "{variant}: {counted} users are counted and there are {users}");
         let (blocks, bound) = (stats.xattr_blocks, u64::from(USERS_MAX));
@@ -146,9 +138,9 @@ impl AttrStore for DiskStore {
 }
 
 fn open(path: &Path, variant: &str, index: &Arc<dyn ShareIndex>) -> anyhow::Result<Store> {
-    let is_sharing_late = variant == OURS;
     let share = Some(Arc::clone(index));
-    let options = StoreOptions::default().with_share(share).with_sharing_late(is_sharing_late);
+    let options = StoreOptions::default().with_share(share);
+    let options = options.with_sharing_late(variant == "corewalk");
     Store::open(path, &options).with_context(|| format!("{}", path.display()))
 }
 

@@ -115,12 +115,12 @@ impl Load {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::before::sems::{Protocol, SemArrays};
+    use crate::sems::Ours;
     use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
     /// Semaphores that lose one operation in five.
     struct Lossy {
-        whole: SemArrays,
+        whole: Ours,
         calls: AtomicU64,
     }
 
@@ -128,12 +128,18 @@ mod tests {
         fn variant(&self) -> &'static str {
             "lossy"
         }
+        fn ids(&self) -> Vec<i32> {
+            self.whole.ids()
+        }
         fn make(&mut self, count: u16) -> anyhow::Result<()> {
             self.whole.make(count)
         }
         fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
             // ORDERING: Relaxed. A count.
             let calls = self.calls.fetch_add(1, Ordering::Relaxed);
+            // A call that would wait for a lost one fails.
+            let sops = sops
+                .map(|sop| SemBuf::new(sop.sem_num, sop.sem_op, sop.sem_flg | SemFlags::NOWAIT));
             calls % 5 == 4 || self.whole.op(user, set, sops)
         }
         fn set_value(&self, user: usize, set: usize, num: u16, value: u16) -> bool {
@@ -157,7 +163,7 @@ mod tests {
 
     #[test]
     fn operation_that_is_lost_is_found_out() {
-        let mut whole = SemArrays::new(Protocol::IpcRcu, 1);
+        let mut whole = Ours::new(1).unwrap();
         whole.make(8).unwrap();
         for pattern in PATTERNS {
             for (has_undo, ops) in [(false, 1), (true, 1), (true, 2)] {

@@ -74,8 +74,7 @@ const DELAY: Duration = Duration::from_micros(500);
 const SHARE: f64 = 1.7;
 
 /// The table.
-pub(super) const TABLE: Table =
-    Table { name: "cluster-metadata", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "cluster-metadata", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let sizes = Sizes::new(settings);

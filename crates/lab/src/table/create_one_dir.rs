@@ -40,7 +40,7 @@ const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
 const PLACES: [&str; 2] = ["one", "own"];
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "create-one-dir", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "create-one-dir", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let threads = values(&settings.threads);
@@ -87,7 +87,7 @@ impl Workload for Creates {
 }
 
 /// Returns the path of the directory that a thread works in.
-fn path_of(place: &str, thread: usize) -> String {
+pub(super) fn path_of(place: &str, thread: usize) -> String {
     if place == "one" { String::from("/one") } else { format!("/own-{thread}") }
 }
 

@@ -22,7 +22,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::{Settings, sized};
@@ -30,7 +29,6 @@ use crate::baseline::syscall_ns;
 use crate::before::Design;
 use crate::crew::Slice;
 use crate::files::{BeforeFiles, Files, Host};
-use crate::machine::watch_others;
 use crate::ours::Ours;
 use crate::peer::check_interrupt;
 pub(super) use crate::samples::Cell;
@@ -72,8 +70,6 @@ pub(super) struct Visit<'a> {
     pub(super) cell: &'a Cell,
     /// The number of the variant.
     pub(super) at: usize,
-    /// True for the first visit of a round.
-    pub(super) is_first: bool,
 }
 
 /// Measures one variant in a cell for so long.
@@ -156,22 +152,14 @@ impl Run<'_> {
         ensure!(variants <= sweep.variants, "{table}: {variants} variants are too many");
         let time = sweep.time(self.settings).as_secs_f64();
         eprintln!("{table}: measures for about {time:.0} s");
-        let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {eta} {msg}")?;
-        let bar = ProgressBar::new((sweep.cells.len() * rounds) as u64).with_style(style);
-        let others = watch_others();
         for round in 0..rounds {
-            for (nth, cell) in sweep.cells.iter().enumerate() {
-                bar.set_message(cell.to_string());
-                for (turn, at) in balanced(variants, round).enumerate() {
+            for cell in &sweep.cells {
+                for at in balanced(variants, round) {
                     check_interrupt()?;
-                    visit(Visit { round, cell, at, is_first: nth == 0 && turn == 0 })?;
+                    visit(Visit { round, cell, at })?;
                 }
-                bar.inc(1);
             }
         }
-        bar.finish_and_clear();
-        let share = 100.0 * others();
-        eprintln!("{table}: other processes used {share:.0} % of the machine");
         Ok(())
     }
 
@@ -187,31 +175,24 @@ impl Run<'_> {
         samples: &mut Samples,
     ) -> anyhow::Result<()> {
         let (slice, baseline) = (sweep.slice(self.settings), sweep.baseline);
-        let mut call_ns = 0.0;
         self.each(sweep, variants.len(), |visit| {
             let (round, cell) = (visit.round, visit.cell);
-            if sweep.is_net_of_syscall && visit.is_first {
-                call_ns = self.add_syscall(round, &Cell::default().with("threads", 1), samples);
-            }
             let (name, measure) = &variants[visit.at];
             let slice = measure(cell, slice)?;
             slice.add_to(samples, round, name, &cell.0, baseline, &cell.0)?;
             if sweep.is_net_of_syscall && cell.number("threads") == 1 {
-                let paid = if *name == "linux" { call_ns } else { 0.0 };
-                let net = (Metric::NS_PER_OP, (slice.ns_per_op() - paid).max(0.0));
+                let mut net_ns = slice.ns_per_op();
+                if *name == "linux" {
+                    let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
+                    let params = Cell::default().with("threads", 1).with("op", "syscall").0;
+                    samples.add(round, name, &params, (Metric::NS_PER_OP, call_ns), name);
+                    net_ns = (net_ns - call_ns).max(0.0);
+                }
                 let params = cell.with("net_of", "syscall").0;
-                samples.add(round, name, &params, net, baseline);
+                samples.add(round, name, &params, (Metric::NS_PER_OP, net_ns), baseline);
             }
             Ok(())
         })
-    }
-
-    /// Measures an empty system call, adds a result row, and returns its nanoseconds.
-    pub(super) fn add_syscall(&self, round: usize, cell: &Cell, samples: &mut Samples) -> f64 {
-        let call_ns = syscall_ns(sized(self.settings.size, SYSCALLS));
-        let params = cell.with("op", "syscall").0;
-        samples.add(round, "linux", &params, (Metric::NS_PER_OP, call_ns), "linux");
-        call_ns
     }
 
     /// Measures `workload` on corewalk's tmpfs and on the host's tmpfs. If `before` is given, also
@@ -237,16 +218,6 @@ impl Run<'_> {
             Err(error) => eprintln!("{}: skipped linux: {error:#}", self.table),
         }
         self.measure(sweep, &variants, samples)
-    }
-
-    /// Prints which thread counts are skipped because the machine has too few processors.
-    pub(super) fn note_skipped_threads(&self) {
-        let usable = self.settings.threads_with_processors();
-        let rest: Vec<_> = self.settings.threads.iter().filter(|n| !usable.contains(n)).collect();
-        let table = self.table;
-        if !rest.is_empty() {
-            eprintln!("{table}: skipped {rest:?} threads, for which there are too few cores");
-        }
     }
 
     /// Returns the path of this program, which a benchmark starts again as worker or client.
@@ -317,19 +288,16 @@ mod tests {
         let mut seen = vec![];
         let visited = run.each(&sweep(&["a", "b"], 3), 3, |visit| {
             let name = visit.cell.word("name").to_owned();
-            seen.push((visit.round, name, visit.at, visit.is_first));
+            seen.push((visit.round, name, visit.at));
             Ok(())
         });
         assert!(visited.is_ok());
-        let firsts: Vec<_> = seen.iter().map(|(.., is_first)| *is_first).take(4).collect();
-        assert_eq!(firsts, [true, false, false, false]);
-        let order: Vec<_> =
-            seen.iter().map(|(round, name, at, _)| (*round, &name[..], *at)).collect();
+        let order: Vec<_> = seen.iter().map(|(round, name, at)| (*round, &name[..], *at)).collect();
         assert_eq!(order[..4], [(0, "a", 0), (0, "a", 1), (0, "a", 2), (0, "b", 0)]);
         assert_eq!(order[6], (1, "a", 0));
         assert_eq!(seen.len(), 2 * 3 * settings.rounds);
         seen.sort_unstable();
-        seen.dedup_by_key(|(round, name, at, _)| (*round, name.clone(), *at));
+        seen.dedup();
         assert_eq!(seen.len(), 2 * 3 * settings.rounds, "no visit twice");
     }
 

@@ -83,7 +83,7 @@ const SERVING: usize = SERVERS.len() + 2;
 type Serves = RangeInclusive<usize>;
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "fuse-metadata", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "fuse-metadata", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let phases = PHASES.iter().filter(|phase| !is_sync(phase)).count();
@@ -115,12 +115,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
             slice.add_to(samples, visit.round, mount.variant, &params, BASELINE, &params)?;
         }
         Ok(())
-    })?;
-    for (serves, mount) in mounts.iter().filter(|(_, mount)| mount.server.is_some()) {
-        let (name, from, (options, threads)) = (mount.variant, serves.start(), mount.terms()?);
-        eprintln!("fuse-metadata: {name} from {from} clients: {options}; {threads} threads");
-    }
-    Ok(())
+    })
 }
 
 /// Runs all phases on a mount with `processes` clients, and returns the slice (counts and times) of

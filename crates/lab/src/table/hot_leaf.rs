@@ -78,7 +78,7 @@ struct Variant<'a> {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "hot-leaf", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "hot-leaf", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("threads", values(&settings.threads_with_processors()))]);
@@ -86,7 +86,6 @@ fn sweeps(settings: &Settings) -> Vec<Sweep> {
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    run.note_skipped_threads();
     let (ours, host) = (Ours::on_tmpfs()?, Host::new(run.table));
     let mut variants = vec![walkers(&ours)?];
     match &host {
@@ -118,7 +117,6 @@ fn record(
         // A full run checks how often per second the locker (the disturbing thread) took the lock.
         // In a quick run, the locker takes it only about ten times.
         let is_on_time = locks_per_s >= RATE_SHARE * f64::from(LOCKS_PER_S);
-        ensure!(slices.iter().all(|slice| slice.wrong == 0), "{name}: an answer was wrong");
         if !has_worked || !(is_on_time || settings.size == Size::Quick) {
             continue;
         }
@@ -217,7 +215,7 @@ mod tests {
                 VARIANTS.iter().filter(|(what, _)| *what == of).map(|(_, name)| *name).collect();
             let cells = PHASES.map(|phase| [&at(of, phase)[..], &[("threads", 1.into())]].concat());
             let rows = quick::check(&TABLE, &names, &cells);
-            let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
+            let claims = quick::claims(&TABLE, &rows);
             assert_eq!(claims.len(), 5);
             let known = claims.iter().filter(|claim| !claim.contains("not measured")).count();
             // One claim compares two threads with one thread in the same round. On a loaded machine

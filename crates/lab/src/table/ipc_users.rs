@@ -5,7 +5,6 @@
 //! `documents.md`). Units:
 //! - calls per second of wall time, all users together;
 //! - nanoseconds of processor time per call;
-//! - calls that find a lock taken, per million (`of=locks-found-taken`);
 //! - the fraction of its time for which a user waits for locks (`of=waiting`).
 //!
 //! # What the document measured
@@ -14,8 +13,8 @@
 //!
 //! # Differences from the document
 //! As in Bueso's measurement, there are 100, 400 and 800 users. Each user is a thread, and in
-//! corewalk and the designs of `before::sems` a process with its own undo records. A user only
-//! makes calls: three quarters semop and the rest semctl, on random semaphores of 400 sets.
+//! corewalk a process with its own undo records. A user only makes calls: three quarters semop and
+//! the rest semctl, on random semaphores of 400 sets.
 //!
 //! A small machine runs only few calls at the same time. So a call finds a lock taken mostly when
 //! the holder was preempted. Such a machine cannot show the cost of a shared lock on eight sockets.
@@ -27,7 +26,7 @@
 //! `SETVAL` always takes it. Other calls take it only if a concurrent call interferes with their
 //! attempt without the lock.
 //!
-//! corewalk counts how often and how long calls wait for a lock (`Namespace::contention`). The host
+//! corewalk counts how long calls wait for a lock (`Namespace::contention`). The host
 //! kernel has no such counters, so its rows show only calls per second and processor time.
 //!
 //! # Checks
@@ -35,13 +34,12 @@
 //! semaphore, so that a lost addition is noticed.
 
 use super::prelude::*;
-use crate::before::sems::{Protocol, SemArrays};
 use crate::sems::{Linux, Ours, Sems, check, made};
 use corewalk_ipc::{NamespaceOptions, SemBuf, SemFlags};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
-const VARIANTS: usize = 4;
+const OURS: &str = "corewalk";
 /// Numbers of users.
 const USERS: (&[usize], &[usize]) = (&[8, 32], &[100, 400, 800]);
 /// Sets, and the semaphores of each.
@@ -54,40 +52,33 @@ const STEADY: (u16, u16) = (SEMS - 1, 7);
 const SHARE_OF_TIME: f64 = 0.7;
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "ipc-users", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "ipc-users", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("users", values(sized(settings.size, USERS)))]);
-    vec![Sweep::new(cells, VARIANTS, BASELINE, SHARE_OF_TIME)]
+    vec![Sweep::new(cells, 2, BASELINE, SHARE_OF_TIME)]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let (sweep, sets) = (&run.sweeps[0], sized(run.settings.size, SETS));
     let most = sweep.cells.iter().map(|cell| cell.number("users")).max().unwrap_or(1);
     let counts = &vec![SEMS; sets];
-    let (linux, ours) =
-        (made(Linux::default(), counts)?, made(Ours::with(most, counting())?, counts)?);
-    let lock = made(SemArrays::new(Protocol::IpcLock, most), counts)?;
-    let rcu = made(SemArrays::new(Protocol::IpcRcu, most), counts)?;
-    let variants =
-        [counted(&linux, sets), counted(&ours, sets), counted(&lock, sets), counted(&rcu, sets)];
-    run.each(sweep, VARIANTS, |visit| {
-        let (name, measure) = &variants[visit.at];
-        let slice = measure(visit.cell, sweep.slice(run.settings))?;
+    let linux = made(Linux::default(), counts)?;
+    let ours = made(Ours::with(most, counting())?, counts)?;
+    run.each(sweep, 2, |visit| {
+        let (users, time) = (visit.cell.number("users"), sweep.slice(run.settings));
+        let waited_ns = || ours.namespace.contention().waited_ns;
+        let before_ns = waited_ns();
+        let (name, slice) = match visit.at {
+            0 => (BASELINE, slice(&linux, users, sets, time)?),
+            _ => (OURS, slice(&ours, users, sets, time)?),
+        };
         slice.add_to(samples, visit.round, name, &visit.cell.0, BASELINE, &visit.cell.0)?;
-        if *name == BASELINE {
-            return Ok(());
-        }
-        let users_s = visit.cell.number("users") as f64 * slice.span.as_secs_f64();
-        let waited_s = slice.spent.waiting_ns as f64 * 1e-9;
-        let found_taken = slice.spent.sections as f64 * 1e6 / slice.ops as f64;
-        let rows = [
-            ("waiting", Metric::SECONDS, waited_s / users_s.max(1e-9)),
-            ("locks-found-taken", Metric::RETRIES_PER_MILLION, found_taken),
-        ];
-        for (of, metric, value) in rows {
-            let params = visit.cell.with("of", of).0;
-            samples.add(visit.round, name, &params, (metric, value), "before-ipc-lock");
+        if name == OURS {
+            // Of the time of all users.
+            let all_ns = users as f64 * slice.span.as_nanos() as f64;
+            let share = (Metric::SECONDS, (waited_ns() - before_ns) as f64 / all_ns.max(1.0));
+            samples.add(visit.round, OURS, &visit.cell.with("of", "waiting").0, share, OURS);
         }
         Ok(())
     })
@@ -95,20 +86,6 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 
 fn counting() -> NamespaceOptions {
     NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() }
-}
-
-/// Returns the function that measures a variant. Its results include waits for locks, if the
-/// variant counts them.
-fn counted<S: Sems>(sems: &S, sets: usize) -> (&str, Measure<'_>) {
-    let measure = move |cell: &super::engine::Cell, time: Duration| {
-        let before = sems.waited().unwrap_or_default();
-        let mut slice = slice(sems, cell.number("users"), sets, time)?;
-        let after = sems.waited().unwrap_or_default();
-        slice.spent.waiting_ns = after.0 - before.0;
-        slice.spent.sections = after.1 - before.1;
-        Ok(slice)
-    };
-    (sems.variant(), Box::new(measure))
 }
 
 /// Runs one slice, and checks what all users leave.
@@ -163,31 +140,23 @@ mod tests {
     use crate::table::quick;
 
     #[test]
-    fn quick_run_has_rates_of_all_and_waits_of_those_that_count() {
+    fn quick_run_has_rates_of_both_and_waits_of_corewalk() {
         let cells: Vec<_> = USERS.0.iter().map(|users| vec![("users", (*users).into())]).collect();
-        let variants = ["linux", "corewalk", "before-ipc-lock", "before-ipc-rcu"];
-        let rows = quick::check(&TABLE, &variants, &cells);
-        let waits = rows.iter().filter(|row| row.metric == "retries_per_million");
-        assert_eq!(waits.count(), 3 * cells.len());
+        let rows = quick::check(&TABLE, &[BASELINE, OURS], &cells);
+        let waits = rows.iter().filter(|row| row.metric == "seconds" && row.variant == OURS);
+        assert_eq!(waits.count(), cells.len());
         assert!(TABLE.claims(&rows)[0].to_string().contains("held (x"));
     }
 
     #[test]
     fn wait_for_a_lock_is_counted() {
-        is_counted(&made(SemArrays::new(Protocol::IpcRcu, 2), &[SEMS]).unwrap());
-        is_counted(&made(Ours::with(2, counting()).unwrap(), &[SEMS]).unwrap());
-        let uncounted = made(Ours::new(2).unwrap(), &[SEMS]).unwrap();
-        slice(&uncounted, 2, 1, Duration::from_millis(5)).unwrap();
-        assert_eq!(uncounted.waited(), Some((0, 0)));
-    }
-
-    fn is_counted<S: Sems>(sems: &S) {
         // Two users (simulated processes) call one semaphore set all the time. So sooner or later,
         // one of them finds the lock taken.
+        let ours = made(Ours::with(2, counting()).unwrap(), &[SEMS]).unwrap();
         let is_counted = (0..50).any(|_| {
-            slice(sems, 2, 1, Duration::from_millis(5)).unwrap();
-            sems.waited().is_some_and(|(ns, waits)| ns > 0 && waits > 0)
+            slice(&ours, 2, 1, Duration::from_millis(5)).unwrap();
+            ours.namespace.contention().waited_ns > 0
         });
-        assert!(is_counted, "{}", sems.variant());
+        assert!(is_counted);
     }
 }

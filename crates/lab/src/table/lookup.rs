@@ -2,8 +2,7 @@
 //!
 //! Source: the inode tables of libfuse, SeaweedFS, fuse_mt, easy_fuser and mountpoint-s3, which
 //! answer a kernel's questions for names. The names are 100,000 real ones. Units: operations per
-//! second of wall time, all threads together; nanoseconds of processor time per operation; bytes of
-//! resident memory per entry (module `memory`).
+//! second of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
 //! `op=lookup` goes from the parent's inode number and a name to the inode number, and adds one
 //! client lookup, as for a FUSE LOOKUP without its attributes. `op=walk` goes from an absolute path
@@ -38,14 +37,13 @@
 //! # Checks
 //! Each answer is compared with the tree of names. corewalk must not call its file system.
 
-use super::names::{self, BASELINE, BEST_MAP, Forest, VARIANTS};
+use super::names::{self, BEST_MAP, Forest};
 use super::prelude::*;
-use crate::memory;
 
 /// The kinds of questions.
 const OPS: [Op; 2] = [Op::Lookup, Op::Walk];
 /// The table.
-pub(super) const TABLE: Table = Table { name: "lookup", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "lookup", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let mut sweeps = OPS.map(|op| names::tree_sweep(op, settings)).to_vec();
@@ -59,38 +57,17 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         names::over_tree(run, sweep, op, &forest, samples)?;
     }
     names::hot(run, &run.sweeps[2], Op::Walk, &forest, samples)?;
-    let entries = forest.corpus.len();
     drop(forest);
     names::cold(run, &run.sweeps[3], samples)?;
     samples.add_scaling(|variant, params| variant != BEST_MAP && params["op"] == "walk");
-    measure_memory(run, entries, samples)
-}
-
-/// Measures the bytes that each variant needs per entry, each in a new process.
-fn measure_memory(run: &Run<'_>, entries: usize, samples: &mut Samples) -> anyhow::Result<()> {
-    let Some(program) = &run.settings.program else { return Ok(()) };
-    let resident = Cell::default().with("entries", entries);
-    let arenas = resident.with("of", "arenas");
-    // It hardly varies.
-    for round in 0..sized(run.settings.size, (1, 3)) {
-        for variant in VARIANTS {
-            let (all, of_arenas) = memory::measure_apart(program, variant, entries)?;
-            for (params, bytes) in [(&resident, all), (&arenas, of_arenas)] {
-                if bytes > 0 {
-                    let each = (Metric::BYTES_PER_ENTRY, bytes as f64 / entries as f64);
-                    samples.add(round, variant, &params.0, each, BASELINE);
-                }
-            }
-        }
-    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::names::{MAPS, MILLION};
+    use super::super::names::{MAPS, MILLION, VARIANTS};
     use super::*;
-    use crate::samples::OVER_THREADS;
+    use crate::samples::{OVER_THREADS, Row};
     use crate::table::quick;
 
     #[test]
@@ -133,7 +110,7 @@ mod tests {
         };
         assert!(cost("linux", true) < cost("linux", false));
         assert!((cost("corewalk", true) - cost("corewalk", false)).abs() < 1e-9);
-        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims = quick::claims(&TABLE, &rows);
         assert!(claims[1].contains("held (x") && claims[3].contains("held (x"), "{claims:?}");
     }
 }

@@ -47,7 +47,7 @@ const BYTES: (&[usize], &[usize]) = (&[1, 64, 4096], &[1, 64, 1024, 4096, 8192])
 const SHARE_OF_TIME: f64 = 0.2;
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "msg", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "msg", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let sweep = |cells| Sweep::new(cells, 2, BASELINE, SHARE_OF_TIME);
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(cells.len(), 2 * BYTES.0.len() + 1);
         cells.extend(all_blocked(&settings));
         let rows = quick::check(&TABLE, &[BASELINE, OURS], &quick::params(&cells));
-        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims = quick::claims(&TABLE, &rows);
         assert!(claims.len() == 4 && claims.iter().all(|claim| claim.contains("held (x")));
     }
 

@@ -49,7 +49,7 @@ const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "linux"];
 const CAPACITY: usize = 1 << 16;
 
 /// The table.
-pub(super) const MULTIUSER: Table = Table { name: "multiuser", other_claims: STATED, sweeps, run };
+pub(super) const MULTIUSER: Table = Table { name: "multiuser", sweeps, run };
 
 /// The table with one processor.
 pub(super) const ONE_CPU: Table = Table {
@@ -81,9 +81,7 @@ impl Workload for Compilers {
         let sources = Sources::make(files, self.0)?;
         Ok(Box::new(move |cell, time| {
             Ok(crew::run(cell.number("users"), time, |user, turn| {
-                let session = files.user();
-                let mut desk = sources.desk(&session, user);
-                turn.run_jobs(move || desk.compile())
+                sources.compile(&files.user(), user, turn)
             }))
         }))
     }

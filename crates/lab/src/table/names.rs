@@ -20,11 +20,9 @@
 //! Source: stat(2), getcwd(2).
 
 use super::prelude::*;
-use crate::baseline::{Cwd, Linux, Namespace};
+use crate::baseline::{self, Linux, Namespace};
 use crate::corpus::{Corpus, ROOT, SYNTHETIC};
-use crate::memory;
 use crate::questions::Questions;
-use corewalk_base::primitives::Arc;
 use std::cell::Cell as Counter;
 use std::time::Instant;
 
@@ -54,30 +52,25 @@ const WALKED: usize = 64;
 
 /// The tree in every variant.
 pub(super) struct Forest {
-    pub(super) corpus: Arc<Corpus>,
+    pub(super) corpus: Corpus,
     tables: Vec<Box<dyn Namespace>>,
 }
 
 impl Forest {
-    /// Loads the same tree into every implementation. The last one, the host kernel, is missing if
-    /// the tree has made-up names, which the host does not have.
+    /// Loads the same tree into every implementation.
     ///
     /// # Errors
     /// An error of loading.
     pub(super) fn load(table: &str, settings: &Settings) -> anyhow::Result<Forest> {
-        let corpus = Arc::new(Corpus::collect(sized(settings.size, ENTRIES)));
+        let corpus = Corpus::collect(sized(settings.size, ENTRIES));
         eprintln!("{table}: {} entries, {} of them made up", corpus.len(), corpus.made_up);
-        let mut tables = load(&VARIANTS, &corpus)?;
-        match Linux::open(&corpus) {
-            Ok(linux) => tables.push(Box::new(linux)),
-            Err(error) => eprintln!("{table}: skipped linux: {error:#}"),
-        }
+        let tables = load(&VARIANTS, &corpus)?;
         Ok(Forest { corpus, tables })
     }
 }
 
 fn load(variants: &[&str], corpus: &Corpus) -> anyhow::Result<Vec<Box<dyn Namespace>>> {
-    let load = |variant: &&str| memory::load(variant, corpus);
+    let load = |variant: &&str| baseline::load(variant, corpus);
     variants.iter().map(load).collect()
 }
 
@@ -85,7 +78,7 @@ fn load(variants: &[&str], corpus: &Corpus) -> anyhow::Result<Vec<Box<dyn Namesp
 pub(super) fn tree_sweep(op: Op, settings: &Settings) -> Sweep {
     let threads = values(&settings.threads);
     let axes = [("op", values(&[op.name()])), ("renamer", values(&[0])), ("threads", threads)];
-    Sweep::new(cells(&axes), VARIANTS.len() + 1, BASELINE, 1.0)
+    Sweep::new(cells(&axes), VARIANTS.len(), BASELINE, 1.0)
 }
 
 /// Returns the sweep of [`hot`], whose targets are not known yet.
@@ -132,18 +125,14 @@ pub(super) fn hot(
     forest: &Forest,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
-    run.note_skipped_threads();
     let corpus = &forest.corpus;
     let (depth, pool) = pool(corpus, op).context("the tree has no names")?;
-    let more: Vec<Box<dyn Namespace>> = match op {
-        Op::Path => vec![Box::new(Cwd::open(&corpus.path(pool[0]), &[])?)],
-        _ => load(&MAPS, corpus)?,
-    };
-    // `Cwd` measures path translations of the host kernel, by getcwd(2). So the other variant of
-    // the host kernel, `Linux`, is left out.
-    let is_asked = |table: &&dyn Namespace| op == Op::Walk || table.variant() != "linux";
-    let tables = forest.tables.iter().map(|table| &**table).filter(is_asked);
-    let tables: Vec<_> = tables.chain(more.iter().map(|table| &**table)).collect();
+    let mut more = if op == Op::Walk { load(&MAPS, corpus)? } else { vec![] };
+    match Linux::open(corpus, &pool) {
+        Ok(linux) => more.push(Box::new(linux)),
+        Err(error) => eprintln!("{}: skipped linux: {error:#}", run.table),
+    }
+    let tables: Vec<_> = forest.tables.iter().chain(&more).map(|table| &**table).collect();
     let at = [("op", op.name().into()), ("targets", "hot".into()), ("depth", depth.into())];
     let draw = |seed| Questions::draw(corpus, op, DRAWS_HOT, 0x5eed_0501 + seed, &pool);
     ask(run, &sweep.with(&at), op, &tables, draw, samples)
@@ -244,7 +233,7 @@ mod tests {
 
     #[test]
     fn wrong_answers_of_every_op_are_counted() {
-        let corpus = Arc::new(Corpus::collect(2000));
+        let corpus = Corpus::collect(2000);
         let other = Corpus::collect(2001);
         for table in load(&VARIANTS, &corpus).unwrap() {
             for op in Op::ALL {

@@ -27,19 +27,16 @@
 //!
 //! # Lock sections
 //! Only the table `lock-share` times how long threads wait for locks and hold them
-//! (`before::timed`). A path translation of corewalk takes a lock only as a fallback, which a
-//! counter shows.
-//!
-//! A trial first runs a reader of corewalk and a renamer that disturbs it. If the counter of
-//! fallbacks stays 0, it does not work, and `lock-share` leaves out the rows of corewalk. The locks
-//! of corewalk's renames are not timed.
+//! (`before::timed`). A path translation of corewalk takes a lock only as a fallback, which
+//! corewalk counts. If a slice has a fallback, all its time counts as time in a lock. The locks of
+//! corewalk's renames are not timed.
 //!
 //! # Checks
 //! A wrong path fails the run.
 
 use super::prelude::*;
 use crate::baseline::Namespace;
-use crate::before::timed::Counting;
+use crate::before::timed::Spent;
 use crate::before::{Before, Dentries, Design, make_file, make_path};
 use crate::race::{self, Outcome, Reader, Writer};
 
@@ -61,9 +58,7 @@ const FILES: usize = 64;
 const FILLERS: usize = 1000;
 /// The share of the time per row: the grid is large.
 const SHARE_OF_TIME: f64 = 0.4;
-/// The length of the trial of corewalk's counters.
-const TRIAL: Duration = Duration::from_millis(100);
-/// The variant that is measured only if its counters count.
+/// The variant of which only the readers have shares.
 const OURS: &str = "corewalk";
 
 /// A variant with the work of its threads.
@@ -76,13 +71,12 @@ struct Load {
 /// The table.
 pub(super) const REDO_SIZE: Table = Table {
     name: "redo-size",
-    other_claims: STATED,
     sweeps: |settings| sweep(settings, READERS, WRITERS),
     run: run_redo_size,
 };
 
 fn run_redo_size(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let (loads, sweep) = (loads()?, &run.sweeps[0]);
+    let (loads, sweep) = (loads(|design| design)?, &run.sweeps[0]);
     run.each(sweep, loads.len(), |visit| {
         let load = &loads[visit.at];
         let outcome = load.run(sweep.slice(run.settings), visit.cell)?;
@@ -100,55 +94,29 @@ fn run_redo_size(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
 /// The table.
 pub(super) const LOCK_SHARE: Table = Table {
     name: "lock-share",
-    other_claims: claims_lock_share,
     sweeps: |settings| sweep(settings, SHARE_READERS, SHARE_WRITERS),
     run: run_lock_share,
 };
 
-fn claims_lock_share(rows: &[Row]) -> Vec<Claim> {
-    let params = [
-        ("side", "readers".into()),
-        ("of", "waiting".into()),
-        ("readers", 2.into()),
-        ("writers", 0.into()),
-    ];
-    let waiting = |variant| shape::find(rows, variant, "seconds", &params).map(|row| row.median);
-    let [without, with] = [Design::GlobalLock.name(), Design::SeqRwLock.name()].map(waiting);
-    let pct = |share: Option<f64>| 100.0 * share.unwrap_or_default();
-    let document = Claim::of(
-        String::from("of the document: two readers wait less for a lock that they share"),
-        with.zip(without).map(|(with, without)| with <= without),
-        format!("{:.1} % without, {:.1} % with", pct(without), pct(with)),
-    );
-    let most = shape::ours(rows).map(|row| row.median).max_by(f64::total_cmp);
-    let ours = Claim::of(
-        String::from("translations of corewalk are in no lock"),
-        most.map(|most| most == 0.0),
-        format!("at most {:.3} %", pct(most)),
-    );
-    vec![document, ours]
-}
-
 fn run_lock_share(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let (mut loads, sweep, _counting) = (loads()?, &run.sweeps[0], Counting::start());
-    if !counts_translations()? {
-        eprintln!("lock-share: {OURS}: no rows: its counters do not count translations");
-        loads.retain(|load| load.racer.variant() != OURS);
-    }
+    let (loads, sweep) = (loads(Before::timed)?, &run.sweeps[0]);
     run.each(sweep, loads.len(), |visit| {
         let load = &loads[visit.at];
         let outcome = load.run(sweep.slice(run.settings), visit.cell)?;
         for (side, done) in [("readers", &outcome.reads), ("writers", &outcome.renames)] {
-            // corewalk's counters tell of translations only.
+            // corewalk counts the locks of its translations, not those of its renames.
             let variant = load.racer.variant();
             if done.ops == 0 || (side == "writers" && variant == OURS) {
                 continue;
             }
-            let spent = done.spent;
-            let all_ns = (done.wall.as_nanos() as f64 - spent.aside_ns as f64).max(1.0);
-            for (of, ns) in [("waiting", spent.waiting_ns), ("holding", spent.holding_ns)] {
+            let all_ns = done.wall.as_nanos().max(1) as u64;
+            let Spent { waiting_ns, mut holding_ns } = done.spent;
+            if outcome.fallbacks > 0 {
+                holding_ns = all_ns;
+            }
+            for (of, ns) in [("waiting", waiting_ns), ("holding", holding_ns)] {
                 let params = visit.cell.with("side", side).with("of", of).0;
-                let share = (Metric::SECONDS, ns as f64 / all_ns);
+                let share = (Metric::SECONDS, ns as f64 / all_ns as f64);
                 samples.add(visit.round, variant, &params, share, sweep.baseline);
             }
         }
@@ -197,34 +165,21 @@ impl Load {
         let readers = vec![self.reader.clone(); cell.number("readers")];
         let writers = &self.writers[..cell.number("writers")];
         let racer = &*self.racer;
-        let outcome = race::run(racer, racer, &readers, writers, time, Pinning::Free);
+        let outcome = race::run(racer, &readers, writers, time, Pinning::Free);
         let (variant, Slice { ops, wrong, .. }) = (racer.variant(), outcome.reads);
         ensure!(wrong == 0, "{variant}: {wrong} of {ops} paths were wrong");
         Ok(outcome)
     }
 }
 
-/// Returns the load over every design.
-fn loads() -> anyhow::Result<Vec<Load>> {
+/// Returns the load over every design, each prepared by `prepare`.
+fn loads(prepare: impl Fn(Before) -> Before) -> anyhow::Result<Vec<Load>> {
     let capacity = FILES + FILLERS + WRITERS_MAX * (FILES + 2) + 64;
     let mut loads = vec![Load::over(Ours::empty(capacity)?)?];
     for design in [Design::GlobalLock, Design::SeqRwLock, Design::SeqLock] {
-        loads.push(Load::over(Before::new(design, capacity))?);
+        loads.push(Load::over(prepare(Before::new(design, capacity)))?);
     }
     Ok(loads)
-}
-
-/// Returns true if corewalk's counters move when translations are disturbed.
-fn counts_translations() -> anyhow::Result<bool> {
-    let dentries = Ours::empty(64)?;
-    let parent = make_path(&dentries, b"/a");
-    let leaf = make_path(&dentries, b"/a/b/c/d");
-    let right = vec![b"/a/b/c/d".to_vec(), b"/a/x/c/d".to_vec()];
-    let readers = [Reader(vec![(leaf, right)])];
-    let writers = [Writer { home: (parent, b"b".to_vec()), away: (parent, b"x".to_vec()) }];
-    let outcome = race::run(&dentries, &dentries, &readers, &writers, TRIAL, Pinning::OnePerCore);
-    ensure!(outcome.reads.wrong == 0, "{OURS}: {} paths were wrong", outcome.reads.wrong);
-    Ok(outcome.retries > 0)
 }
 
 #[cfg(test)]
@@ -241,7 +196,7 @@ mod tests {
         let cells: Vec<Cell> = with("path").chain(writes).collect();
         assert_eq!(cells.len(), 6);
         let rows = quick::check(&REDO_SIZE, &variants, &quick::params(&cells));
-        let claims: Vec<String> = REDO_SIZE.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims = quick::claims(&REDO_SIZE, &rows);
         assert!(
             claims.len() == 2 && claims.iter().all(|claim| claim.contains("held (x")),
             "{claims:?}"

@@ -17,11 +17,8 @@
 //! | `own` | within a directory of its own |
 //! | `own-pair` | between two directories of its own, where Linux locks the file system |
 //! | `one` | different names within one directory, the same for all threads |
-//! | `apart` | within a file system of its own (corewalk only) |
 //!
-//! In the rows with `apart` the threads share no file system. So these rows show how the machine
-//! itself scales. Two processors of a virtual machine may be one core. `linux` is the host's tmpfs
-//! at /dev/shm.
+//! Two processors of a virtual machine may be one core. `linux` is the host's tmpfs at /dev/shm.
 //!
 //! # Checks
 //! Every rename must succeed, which it can only if the rename of the file before it has taken
@@ -30,6 +27,7 @@
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); Long, February and September 2013
 //! (documents 000 and 001 in `documents.md`).
 
+use super::create_one_dir::path_of;
 use super::prelude::*;
 use crate::files::{Files, User, make_path};
 
@@ -38,33 +36,22 @@ const BASELINE: &str = "linux";
 /// Files of one thread.
 const FILES: u64 = 64;
 /// The directories of a thread.
-const PLACES: [&str; 3] = ["own", "own-pair", "one"];
-/// Each thread in a file system of its own.
-const APART: &str = "apart";
+const PLACES: [&str; 3] = ["own", PAIR, "one"];
+const PAIR: &str = "own-pair";
 /// The variants.
 const VARIANTS: [&str; 2] = ["corewalk", BASELINE];
 /// The table.
-pub(super) const TABLE: Table = Table { name: "rename", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "rename", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
-    let cells = |places: &[&str]| {
-        cells(&[("directories", values(places)), ("threads", values(&settings.threads))])
-    };
-    let together = Sweep::new(cells(&PLACES), VARIANTS.len(), BASELINE, 1.0);
-    let apart = Sweep::new(cells(&[APART]), 1, "corewalk", 1.0);
-    vec![Sweep { is_net_of_syscall: true, ..together }, apart]
+    let threads = values(&settings.threads);
+    let cells = cells(&[("directories", values(&PLACES)), ("threads", threads)]);
+    let sweep = Sweep::new(cells, VARIANTS.len(), BASELINE, 1.0);
+    vec![Sweep { is_net_of_syscall: true, ..sweep }]
 }
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
-    let threads = run.settings.threads_max();
-    run.files(&run.sweeps[0], None, &Renames(threads), samples)?;
-    let namespaces: Vec<Ours> =
-        (0..threads).map(|_| Ours::on_tmpfs()).collect::<anyhow::Result<_>>()?;
-    namespaces.iter().try_for_each(|files| make_files(files, threads))?;
-    let measure: Measure<'_> = Box::new(|cell, time| {
-        Ok(slice(&|thread| &namespaces[thread], "own", cell.number("threads"), time))
-    });
-    run.measure(&run.sweeps[1], &[("corewalk", measure)], samples)?;
+    run.files(&run.sweeps[0], None, &Renames(run.settings.threads_max()), samples)?;
     samples.add_scaling(|_, _| true);
     Ok(())
 }
@@ -76,7 +63,7 @@ impl Workload for Renames {
     fn enter<'a, F: Files>(&'a self, files: &'a F) -> anyhow::Result<Measure<'a>> {
         make_files(files, self.0)?;
         Ok(Box::new(move |cell, time| {
-            Ok(slice(&|_| files, cell.word("directories"), cell.number("threads"), time))
+            Ok(slice(files, cell.word("directories"), cell.number("threads"), time))
         }))
     }
 }
@@ -102,24 +89,14 @@ fn names(thread: usize, file: u64) -> [String; 2] {
     ["", ".new"].map(|end| format!("object-{thread}-{file:03}.o{end}"))
 }
 
-/// Runs one slice; `files` returns the file system of each thread.
-fn slice<'a, F: Files + 'a>(
-    files: &(impl Fn(usize) -> &'a F + Sync),
-    place: &str,
-    threads: usize,
-    time: Duration,
-) -> Slice {
+/// Runs one slice.
+fn slice<F: Files>(files: &F, place: &str, threads: usize, time: Duration) -> Slice {
     crew::run(threads, time, |thread, turn| {
-        let files = files(thread);
         let user = files.user();
-        let (own, other) = (format!("/own-{thread}"), format!("/other-{thread}"));
-        let [home, away] = match place {
-            "one" => ["/one", "/one"],
-            "own-pair" => [&own[..], &other],
-            _ => [&own[..], &own],
-        };
-        let home = user.open_dir(home.as_bytes()).expect("the directory was made");
-        let away = user.open_dir(away.as_bytes()).expect("the directory was made");
+        let open = |path: String| user.open_dir(path.as_bytes()).expect("it was made");
+        let home = path_of(place, thread);
+        let away = if place == PAIR { format!("/other-{thread}") } else { home.clone() };
+        let (home, away) = (open(home), open(away));
         let names: Vec<[String; 2]> = (0..FILES).map(|file| names(thread, file)).collect();
         let step = |number: u64| {
             let [old, new] = &names[(number % FILES) as usize];
@@ -143,12 +120,19 @@ mod tests {
         let own = [("directories", "own".into()), ("threads", 1.into())];
         let net = [&own[..], &[("net_of", "syscall".into())]].concat();
         let cost = |variant, params: &[(&str, Value)]| {
-            shape::find(&rows, variant, "ns_per_op", params).map(|row| row.median)
+            let len = params.len();
+            let row = rows.iter().find(|row| {
+                row.variant == variant
+                    && row.metric == "ns_per_op"
+                    && row.params.len() == len
+                    && params.iter().all(|(key, value)| row.params.get(key) == Some(value))
+            });
+            row.map(|row| row.median)
         };
         assert!(cost("linux", &net).unwrap() < cost("linux", &own).unwrap());
         assert_eq!(cost("corewalk", &net), cost("corewalk", &own));
         assert!(quick::row(&rows, "linux", "ns_per_op", &[("op", "syscall".into())]).is_some());
-        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims = quick::claims(&TABLE, &rows);
         assert_eq!(claims.len(), 3);
         assert!(claims.iter().all(|claim| claim.contains("held (x")), "{claims:?}");
     }
@@ -159,7 +143,7 @@ mod tests {
         make_files(&ours, 1).unwrap();
         let user = ours.user();
         let own = user.open_dir(b"/own-0").unwrap();
-        let slice = || slice(&|_| &ours, "own", 1, Duration::from_millis(1));
+        let slice = || slice(&ours, "own", 1, Duration::from_millis(1));
         assert!(slice().check("corewalk").is_ok());
         assert!(user.unlink(&own, names(0, 3)[0].as_bytes()));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(slice));

@@ -22,10 +22,6 @@
 //! - `linux`: semop(2) of the host kernel.
 //! - `corewalk`: `corewalk-ipc`.
 //! - `preload`: processes that call semop(2) under the library of `corewalk ipc exec`.
-//! - `before-ipc-lock`: Linux's design before Bueso's patches, in user space. One lock covers
-//!   lookup, checks and operations.
-//! - `before-ipc-rcu`: the design after these patches, in user space. Lookup and checks are in an
-//!   RCU read section, and one lock covers the operations.
 //!
 //! The workers are pinned, spread over the processors. With more workers than processors, the rate
 //! is the number of all calls over the time from the first start to the last end. Full runs always
@@ -40,14 +36,13 @@
 //! their own, if the process may make one.
 
 use super::prelude::*;
-use crate::before::sems::{Protocol, SemArrays};
 use crate::sems::{Linux, Load, Ours, Sems, made};
 use crate::worker::{Objects, Place, Workers};
 
 /// The variant that all are compared with.
 const BASELINE: &str = "linux";
 /// The variants in threads, and those in processes.
-const VARIANTS: usize = 4;
+const VARIANTS: usize = 2;
 const PROCESSES: [&str; 3] = [BASELINE, "corewalk", "preload"];
 /// Semaphores of the two sets of each variant.
 const SEMS: [u16; 2] = [128, 1];
@@ -58,7 +53,7 @@ const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
 const SHARES_OF_TIME: [f64; 2] = [0.1, 0.3];
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "semop-multi", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "semop-multi", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let [share, share_of_crowds] = SHARES_OF_TIME;
@@ -111,17 +106,8 @@ fn all_loads(settings: &Settings, workers: &str) -> Vec<Cell> {
 
 fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let (linux, ours) = (made(Linux::default(), &SEMS)?, made(Ours::new(1)?, &SEMS)?);
-    let (lock, rcu) = (
-        made(SemArrays::new(Protocol::IpcLock, 1), &SEMS)?,
-        made(SemArrays::new(Protocol::IpcRcu, 1), &SEMS)?,
-    );
     for (sweep, is_crowd) in run.sweeps.iter().zip([false, true]) {
-        let variants = [
-            in_threads(&linux, is_crowd),
-            in_threads(&ours, is_crowd),
-            in_threads(&lock, is_crowd),
-            in_threads(&rcu, is_crowd),
-        ];
+        let variants = [in_threads(&linux, is_crowd), in_threads(&ours, is_crowd)];
         run.measure(sweep, &variants, samples)?;
     }
     processes(run, samples)?;
@@ -195,9 +181,8 @@ mod tests {
         let sweeps = sweeps(&quick::settings());
         let cells = [&sweeps[0].cells[..], &sweeps[1].cells].concat();
         assert_eq!(cells.len(), 2 * 9 + 1);
-        let variants = ["linux", "corewalk", "before-ipc-lock", "before-ipc-rcu"];
-        let rows = quick::check(&TABLE, &variants, &quick::params(&cells));
-        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
+        let rows = quick::check(&TABLE, &["linux", "corewalk"], &quick::params(&cells));
+        let claims = quick::claims(&TABLE, &rows);
         assert!(claims.iter().all(|claim| claim.contains("held (x")), "{claims:?}");
         assert!(TABLE.claims(&[])[0].to_string().ends_with("not measured"));
     }

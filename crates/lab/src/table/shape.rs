@@ -20,7 +20,7 @@ use std::fmt::{self, Display};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::samples::{OVER_THREADS, Params, Row};
+use crate::samples::{OVER_THREADS, Row};
 use crate::text::with_names;
 
 /// Losses that are named in a line; the others are counted.
@@ -43,8 +43,7 @@ pub(crate) enum Bound {
     Most(f64),
 }
 
-/// Parameters of a result row with their values. In a search ([`find`]), the value `*` matches any
-/// value.
+/// Parameters of a result row with their values. In [`Cited`], the value `*` matches any value.
 type At = Vec<(&'static str, Value)>;
 /// Names one result row by its variant, metric and parameters.
 type Cited = (&'static str, &'static str, At);
@@ -65,7 +64,7 @@ pub(crate) struct Stated {
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Of {
-    /// The median of a row.
+    /// The largest median of the rows.
     Median(Cited),
     /// The ratio of a row to its baseline.
     Ratio(Cited),
@@ -78,8 +77,9 @@ enum Of {
     /// The throughput of corewalk over that of its baseline, in each result row with one of these
     /// sets of parameters.
     Cells(Vec<At>),
-    /// The median throughput of the first variant over that of the second, in each result row with
-    /// one of these sets of parameters.
+    /// The throughput of the first variant over that of the second, in each result row with one of
+    /// these sets of parameters. Both are compared by their ratios to a common baseline, if there
+    /// is one.
     Over(&'static str, &'static str, Vec<At>),
     /// The number of result rows with one of these sets of parameters in which a variant is worse
     /// than its baseline.
@@ -89,7 +89,7 @@ enum Of {
 impl Stated {
     /// Returns the claim, with whether the rows show it.
     pub(super) fn test(&self, rows: &[Row]) -> Claim {
-        let cited = |(variant, metric, at): &Cited| find(rows, variant, metric, at);
+        let cited = |of: &Cited| rows.iter().find(|row| is_cited(row, of));
         let ratio = |of| cited(of)?.ratio.filter(|ratio| *ratio > 0.0);
         let (mut words, bound) = (self.words.to_owned(), self.bound.unwrap_or(Bound::Least(0.0)));
         let factor = match &self.of {
@@ -99,33 +99,31 @@ impl Stated {
                 }
                 ratio(of)
             }
-            Of::Median(of) => cited(of).map(|of| of.median),
+            Of::Median(of) => {
+                let medians = rows.iter().filter(|row| is_cited(row, of)).map(|row| row.median);
+                medians.reduce(f64::max)
+            }
             Of::Inverse(of) => ratio(of).map(|ratio| 1.0 / ratio),
             Of::Medians(of, over) => {
                 cited(of).zip(cited(over)).map(|(of, over)| of.median / over.median)
             }
             Of::Figure(figure, over) => cited(over).map(|over| figure / over.median),
             Of::Cells(sets) => {
-                let rates = rates(rows, |params| is_any(params, sets));
-                return Claim::in_every_cell(&words, &rates, bound);
+                let is_meant = |row: &&Row| is_rate(row, "corewalk", sets);
+                let rates = rows.iter().filter(is_meant).filter_map(|row| Some((row.ratio?, row)));
+                return Claim::in_every_cell(&words, &rates.collect::<Vec<_>>(), bound);
             }
             Of::Over(variant, other, sets) => {
-                let is_meant = |row: &&Row| {
-                    row.variant == *variant
-                        && row.metric == "ops_per_s"
-                        && is_any(&row.params, sets)
-                };
+                let is_meant = |row: &&Row| is_rate(row, variant, sets);
                 let factors = rows.iter().filter(is_meant).filter_map(|row| {
-                    Some((row.median / of_variant(rows, row, other)?.median, row))
+                    let other = of_variant(rows, row, other)?;
+                    let ratios = row.ratio.zip(other.ratio).map(|(ratio, other)| ratio / other);
+                    Some((ratios.unwrap_or(row.median / other.median), row))
                 });
                 return Claim::in_every_cell(&words, &factors.collect::<Vec<_>>(), bound);
             }
             Of::Losses(variant, sets) => {
-                let is_meant = |row: &&Row| {
-                    row.variant == *variant
-                        && is_any(&row.params, sets)
-                        && !row.params.contains_key(OVER_THREADS)
-                };
+                let is_meant = |row: &&Row| is_any(row, variant, sets);
                 return Claim::no_loss(&words, rows.iter().filter(is_meant));
             }
         };
@@ -155,7 +153,7 @@ impl Claim {
 
     /// Returns the claim that a variant is in no result row worse than its baseline by more than
     /// the spread of the row.
-    pub(super) fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
+    fn no_loss<'a>(words: &str, rows: impl IntoIterator<Item = &'a Row>) -> Claim {
         let rows: Vec<&Row> = rows.into_iter().filter(|row| row.ratio.is_some()).collect();
         let place = |row: &&Row| {
             let (params, ratio) = (with_names(&row.params), row.ratio.unwrap_or(0.0));
@@ -177,7 +175,7 @@ impl Claim {
     /// Returns the claim that all `factors` are within `bound`. A factor is the throughput (or the
     /// time) of one variant over that of another, in one result row. The claim reports the worst
     /// one.
-    pub(super) fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
+    fn in_every_cell(words: &str, factors: &[(f64, &Row)], bound: Bound) -> Claim {
         let (sign, bound, word) = bound.parts();
         let words = format!("{words}, at {word} x{bound} in every cell");
         let worst = factors.iter().min_by(|a, b| (sign * a.0).total_cmp(&(sign * b.0)));
@@ -190,7 +188,7 @@ impl Claim {
 
     /// Returns a claim with the text `words` and the numbers in `figure`. `is_held` is None if a
     /// result row was not measured.
-    pub(super) fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
+    fn of(words: String, is_held: Option<bool>, figure: String) -> Claim {
         Claim { words, is_held, figure }
     }
 
@@ -208,23 +206,17 @@ impl Display for Claim {
     }
 }
 
-/// Returns the throughput of corewalk over that of the baseline, for each result row that
-/// `is_meant` selects. Leaves out rows that compare several threads with one.
-pub(super) fn rates(rows: &[Row], is_meant: impl Fn(&Params) -> bool) -> Vec<(f64, &Row)> {
-    let is_rate = |row: &&Row| {
-        row.metric == "ops_per_s" && !row.params.contains_key(OVER_THREADS) && is_meant(&row.params)
-    };
-    ours(rows).filter(is_rate).filter_map(|row| Some((row.ratio?, row))).collect()
+/// Returns true for a throughput of `variant` with all parameters of one of `sets`.
+fn is_rate(row: &Row, variant: &str, sets: &[At]) -> bool {
+    row.metric == "ops_per_s" && is_any(row, variant, sets)
 }
 
-/// Returns the rows of corewalk.
-pub(super) fn ours(rows: &[Row]) -> impl Iterator<Item = &Row> {
-    rows.iter().filter(|row| row.variant == "corewalk")
-}
-
-/// Returns true if `params` has all parameters of one of `sets`.
-fn is_any(params: &Params, sets: &[At]) -> bool {
-    sets.iter().any(|set| set.iter().all(|(key, value)| params.get(key) == Some(value)))
+/// Returns true if the row of `variant` has all parameters of one of `sets`. Leaves out rows that
+/// compare several threads with one.
+fn is_any(row: &Row, variant: &str, sets: &[At]) -> bool {
+    row.variant == variant
+        && !row.params.contains_key(OVER_THREADS)
+        && sets.iter().any(|set| set.iter().all(|(key, value)| row.params.get(key) == Some(value)))
 }
 
 /// Returns true if the variant is worse than its baseline by more than the spread of its rounds.
@@ -237,27 +229,20 @@ fn is_loss(row: &Row) -> bool {
 }
 
 /// Returns the result row of `variant` with the metric and the parameters of `row`.
-pub(super) fn of_variant<'a>(rows: &'a [Row], row: &Row, variant: &str) -> Option<&'a Row> {
+fn of_variant<'a>(rows: &'a [Row], row: &Row, variant: &str) -> Option<&'a Row> {
     rows.iter().find(|other| {
         other.variant == variant && other.metric == row.metric && other.params == row.params
     })
 }
 
-/// Returns the row of `variant` and `metric` with exactly these parameters.
-pub(super) fn find<'a>(
-    rows: &'a [Row],
-    variant: &str,
-    metric: &str,
-    params: &[(&str, Value)],
-) -> Option<&'a Row> {
-    rows.iter().find(|row| {
-        row.variant == variant
-            && row.metric == metric
-            && row.params.len() == params.len()
-            && params.iter().all(|(key, value)| {
-                row.params.get(key).is_some_and(|found| value == "*" || found == value)
-            })
-    })
+/// Returns true if the row has this variant and metric, and exactly these parameters.
+fn is_cited(row: &Row, (variant, metric, params): &Cited) -> bool {
+    row.variant == *variant
+        && row.metric == *metric
+        && row.params.len() == params.len()
+        && params.iter().all(|(key, value)| {
+            row.params.get(key).is_some_and(|found| value == "*" || found == value)
+        })
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ struct Plan {
 }
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "small-loads", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "small-loads", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let cells = cells(&[("load", values(&LOADS)), ("threads", values(&settings.threads))]);

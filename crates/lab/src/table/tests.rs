@@ -86,6 +86,11 @@ pub(crate) mod quick {
         cells.iter().map(|cell| cell.0.clone().into_iter().collect()).collect()
     }
 
+    /// Returns the claims of a table as text.
+    pub(in crate::table) fn claims(table: &Table, rows: &[Row]) -> Vec<String> {
+        table.claims(rows).iter().map(ToString::to_string).collect()
+    }
+
     /// Runs a benchmark table. Each of `variants` must have a row with a ratio in each of `cells`
     /// (sets of parameters), for throughput and for time per operation.
     pub(crate) fn check(

@@ -39,7 +39,7 @@ const SHARE_OF_TIME: f64 = 0.8;
 const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
 
 /// The table.
-pub(super) const TABLE: Table = Table { name: "wakeup", other_claims: STATED, sweeps, run };
+pub(super) const TABLE: Table = Table { name: "wakeup", sweeps, run };
 
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let [workers, cpus] = axes(settings);
@@ -94,7 +94,7 @@ mod tests {
     fn quick_run_has_round_trips_on_one_processor_and_on_two() {
         let cells = &sweeps(&quick::settings())[0].cells;
         let rows = quick::check(&TABLE, &[BASELINE, OURS], &quick::params(cells));
-        let claims: Vec<String> = TABLE.claims(&rows).iter().map(Claim::to_string).collect();
+        let claims = quick::claims(&TABLE, &rows);
         assert_eq!(claims.len(), 4 + 2 * CROWDS.1.len());
         assert!(claims[0].contains("held (x"), "{}", claims[0]);
         assert!(claims[3].ends_with("not measured"), "{}", claims[3]);

@@ -8,7 +8,7 @@
 //! # What the document measured
 //! P processes set the attribute of F files each, 50,000 times, to a random one of V values. The
 //! file system was ext4 on a ramdisk, and the machine had 24 processors. There were five designs of
-//! mbcache. Kara's figures are below the rows (`published`).
+//! mbcache. Kara's figures are below the rows.
 //!
 //! # Parameters, in Kara's measurement and here
 //! - P, the processes: Kara has 1, 2, 4 ... 64 on 24 processors, this table `--threads`. 1, 2 and 4
@@ -18,7 +18,7 @@
 //! - V, the different attribute values: Kara has 10 ... 100,000, this table up to 10,000 in memory
 //!   and up to 1,000 elsewhere. With more values, equal values are rare.
 //! - Changes of a value: Kara has 50,000 per process, this table up to 50,000 on disk. In memory it
-//!   runs for a fixed time, and computes the seconds for 50,000 from that.
+//!   runs for a fixed time.
 //! - Runs: Kara has 5, this table 7, and 21 on disk and in a tmpfs.
 //!
 //! A value has 3,900 bytes, so with its name it fills a block. corewalk compares all these bytes
@@ -36,11 +36,9 @@
 //! disk.
 //!
 //! # Claims
-//! The module `claims` has the claims. A claim must hold for every set of parameters, even if other
-//! processes disturbed it. `space` measures the bytes on disk.
+//! A claim about speed must hold for every set of parameters, even if other processes disturbed it.
+//! `space` measures the bytes on disk.
 
-mod claims;
-mod published;
 mod run;
 mod space;
 
@@ -57,15 +55,8 @@ const KINDS: [&str; 3] = [MEMORY, TMPFS, DISK];
 const MEMORY: &str = "memory";
 const TMPFS: &str = "tmpfs";
 const DISK: &str = "disk";
-/// The store of the document, whose figures are rows beside these.
-const DOCUMENT: &str = "document";
 /// Bytes of a value.
 const VALUE_BYTES: usize = 3_900;
-/// Sets of each process in the document.
-const SETS: usize = 50_000;
-/// The parameter of rows that are averages over so many runs.
-const RUNS: &str = "averaged_runs";
-
 /// Values to choose from, the same for all processes.
 struct Pool(Vec<u8>);
 
@@ -82,7 +73,6 @@ struct Draws<'a> {
 /// The table.
 pub(super) const TABLE: Table = Table {
     name: "xattr",
-    other_claims: claims::of,
     sweeps: |settings| KINDS.map(|kind| run::sweep(settings, kind)).into(),
     run,
 };
@@ -93,9 +83,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     for sweep in &run.sweeps {
         run::run(run, sweep, &pool, samples)?;
     }
-    space::run(run.settings, &pool, samples)?;
-    published::add_to(samples);
-    Ok(())
+    space::run(run.settings, &pool, samples)
 }
 
 /// Returns the set of parameters with this kind of store, and with these numbers of processes,
@@ -162,8 +150,6 @@ impl<'a> Draws<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples::Row;
-    use crate::table::Claim;
     use crate::table::quick;
 
     #[test]
@@ -182,7 +168,7 @@ mod tests {
         }
         assert_eq!(bytes("off", (1, 100, 10)), 4096.0);
         for params in quick::params(&on_disk) {
-            for metric in ["ops_per_s", "ns_per_op", "bytes_per_entry", "seconds"] {
+            for metric in ["ops_per_s", "ns_per_op", "bytes_per_entry"] {
                 let row = |variant: &&str| quick::row(&rows, variant, metric, &params);
                 assert!(
                     VARIANTS.iter().all(|variant| row(variant).is_some()),
@@ -190,13 +176,9 @@ mod tests {
                 );
             }
         }
-        let of_memory = |row: &&Row| row.params["store"] == "memory";
-        let averages = rows.iter().filter(of_memory).filter(|row| row.metric == "seconds").count();
-        assert_eq!(averages, cells.len() * VARIANTS.len());
-        let claims: Vec<String> = claims::of(&rows).iter().map(Claim::to_string).collect();
+        let claims = quick::claims(&TABLE, &rows);
         let measured = claims.iter().filter(|claim| claim.contains("held (x")).count();
-        assert!(measured == 8, "{claims:?}");
-        assert!(rows.iter().any(|row| row.params["store"] == DOCUMENT));
+        assert!(measured == 10, "{claims:?}");
     }
 
     #[test]

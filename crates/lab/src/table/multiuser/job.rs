@@ -31,19 +31,6 @@ struct Header {
     ino: u64,
 }
 
-/// A user at work.
-pub(super) struct Desk<'a, U: User> {
-    session: &'a U,
-    headers: &'a [Header],
-    /// For each source file: its path, and the name of its object file.
-    units: Vec<[Vec<u8>; 2]>,
-    temporaries: [Vec<u8>; 2],
-    shared: Option<U::Node>,
-    build: Option<U::Node>,
-    rng: Rng,
-    next: usize,
-}
-
 impl Sources {
     /// Makes everything that `users` users need.
     ///
@@ -80,63 +67,44 @@ impl Sources {
         Ok(Sources(headers))
     }
 
-    /// Returns the desk of a user, at which one thread works.
-    pub(super) fn desk<'a, U: User>(&'a self, session: &'a U, number: usize) -> Desk<'a, U> {
+    /// Compiles the source files (units) of a user in turn until the slice is over. To compile one
+    /// is one operation, which is wrong if any answer is wrong.
+    pub(super) fn compile<U: User>(&self, session: &U, number: usize, turn: Turn<'_>) -> Laps {
         let [source, build] = directories(number);
         let names = |unit| [format!("{source}/unit-{unit:02}.c"), format!("unit-{unit:02}.o")];
-        let units = (0..UNITS).map(|unit| names(unit).map(String::into_bytes));
-        Desk {
-            session,
-            headers: &self.0,
-            units: units.collect(),
-            temporaries: ["s", "o"].map(|end| format!("cc-{number}.{end}").into_bytes()),
-            shared: session.open_dir(SHARED.as_bytes()),
-            build: session.open_dir(build.as_bytes()),
-            rng: Rng(0x5eed_0301 + 2 * number as u64),
-            next: 0,
-        }
+        let units: Vec<_> = (0..UNITS).map(|unit| names(unit).map(String::into_bytes)).collect();
+        let [assembly, object] = ["s", "o"].map(|end| format!("cc-{number}.{end}").into_bytes());
+        let open = |path: &str| session.open_dir(path.as_bytes()).expect("it was made");
+        let (shared, build) = (open(SHARED), open(&build));
+        let (mut units, mut rng) = (units.iter().cycle(), Rng(0x5eed_0301 + 2 * number as u64));
+        turn.run_jobs(|| {
+            let [unit, made] = units.next().expect("there are units");
+            let mut is_right = self.read(session, unit, &mut rng);
+            // The compiler makes temporary files in the shared directory, and replaces the object
+            // file.
+            let path = [SHARED.as_bytes(), b"/", &assembly].concat();
+            is_right &= session.create(&shared, &assembly);
+            is_right &= session.stat(&path).is_some();
+            is_right &= session.create(&shared, &object);
+            is_right &= session.unlink(&shared, &assembly);
+            is_right &= session.stat(&path).is_none();
+            is_right &= session.unlink(&build, made);
+            is_right &= session.create(&build, made);
+            is_right &= session.unlink(&shared, &object);
+            Tally { ops: 1, wrong: u64::from(!is_right) }
+        })
     }
-}
 
-impl<U: User> Desk<'_, U> {
-    /// Compiles the next source file (unit). This is one operation, which is wrong if any answer is
-    /// wrong.
-    pub(super) fn compile(&mut self) -> Tally {
-        let unit = self.next % UNITS;
-        self.next += 1;
-        let is_right = self.read(unit) & self.write(unit).unwrap_or(false);
-        Tally { ops: 1, wrong: u64::from(!is_right) }
-    }
-
-    /// Opens the source and everything it includes.
-    fn read(&mut self, unit: usize) -> bool {
-        let mut is_right = self.session.open_close(&self.units[unit][0]);
+    /// Opens a source file and everything it includes.
+    fn read(&self, session: &impl User, unit: &[u8], rng: &mut Rng) -> bool {
+        let mut is_right = session.open_close(unit);
         for _ in 0..INCLUDED {
-            let header = &self.headers[self.rng.below(HEADERS as u64) as usize];
-            is_right &= header.absent.iter().all(|path| self.session.stat(path).is_none());
-            let found = self.session.stat(&header.path);
-            is_right &= found.is_some_and(|status| status.ino == header.ino);
-            is_right &= self.session.open_close(&header.path);
+            let header = &self.0[rng.below(HEADERS as u64) as usize];
+            is_right &= header.absent.iter().all(|path| session.stat(path).is_none());
+            is_right &= session.stat(&header.path).is_some_and(|status| status.ino == header.ino);
+            is_right &= session.open_close(&header.path);
         }
         is_right
-    }
-
-    /// Makes and removes the compiler's temporary files in [`SHARED`], and replaces the object file
-    /// of the source file `unit`. Returns None if [`SHARED`] or the user's build directory is
-    /// missing.
-    fn write(&self, unit: usize) -> Option<bool> {
-        let (session, shared, build) = (self.session, self.shared.as_ref()?, self.build.as_ref()?);
-        let [assembly, object] = &self.temporaries;
-        let path = [SHARED.as_bytes(), b"/", assembly].concat();
-        let mut is_right = session.create(shared, assembly);
-        is_right &= session.stat(&path).is_some();
-        is_right &= session.create(shared, object);
-        is_right &= session.unlink(shared, assembly);
-        is_right &= session.stat(&path).is_none();
-        is_right &= session.unlink(build, &self.units[unit][1]);
-        is_right &= session.create(build, &self.units[unit][1]);
-        is_right &= session.unlink(shared, object);
-        Some(is_right)
     }
 }
 

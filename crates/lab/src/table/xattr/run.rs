@@ -15,9 +15,7 @@
 //!
 //! Source: document 004 in `documents.md`; ext4(5), `commit=`.
 
-use super::{
-    BASELINE, BLOCK_BYTES, DISK, Draws, MEMORY, Pool, RUNS, TMPFS, VARIANTS, bytes_per_file,
-};
+use super::{BASELINE, BLOCK_BYTES, DISK, Draws, MEMORY, Pool, TMPFS, VARIANTS, bytes_per_file};
 use crate::blocks::{AttrStore, DiskStore, MemoryStore, TmpfsStore, designs};
 use crate::machine::thread_cpu_ns;
 use crate::table::prelude::*;
@@ -36,7 +34,7 @@ const REPEATED: (usize, usize) = (1, 3);
 /// as high.
 const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
 /// The least and the most sets of a process on disk.
-const SETS: [usize; 2] = [200, super::SETS];
+const SETS: [usize; 2] = [200, 50_000];
 
 /// Returns the parameters for one kind of store: the numbers of files per process, and of different
 /// attribute values.
@@ -102,8 +100,6 @@ pub(super) fn run(
     let most = |key: &str| cells.iter().map(|cell| cell.number(key)).max().unwrap_or(1);
     let scratch = Scratch::in_memory("xattr-store")?;
     let stores = stores(kind, &scratch, (most("processes"), most("files")))?;
-    // The seconds of all runs, by cell and store.
-    let mut sums = vec![0.0; cells.len() * stores.len()];
     run.each(sweep, stores.len(), |visit| {
         let (store, cell, time) = (&*stores[visit.at], visit.cell, sweep.slice(run.settings));
         let load = Load { store, cell, draws: Draws::of_cell(pool, cell) };
@@ -114,17 +110,8 @@ pub(super) fn run(
         let bytes = bytes_per_file(cell, load.check()? * BLOCK_BYTES as u64);
         slice.add_to(samples, visit.round, store.variant(), &cell.0, BASELINE, &cell.0)?;
         samples.add(visit.round, store.variant(), &cell.0, bytes, BASELINE);
-        let nth = cells.iter().position(|other| other == cell).unwrap_or(0);
-        let all_sets = (super::SETS * cell.number("processes")) as f64;
-        sums[nth * stores.len() + visit.at] += all_sets / slice.ops_per_s.max(1e-9);
         Ok(())
     })?;
-    let rounds = sweep.rounds(run.settings);
-    for (at, sum) in sums.iter().enumerate() {
-        let (cell, store) = (&cells[at / stores.len()], &stores[at % stores.len()]);
-        let average = (Metric::SECONDS, sum / rounds as f64);
-        samples.add(0, store.variant(), &cell.with(RUNS, rounds).0, average, BASELINE);
-    }
     for store in stores {
         let (mut draws, files) = (Draws::new(pool, &cells[0], 0), cells[0].number("files"));
         (0..files).for_each(|file| store.set(0, file, draws.of(file)));

@@ -9,8 +9,8 @@
 //! sharing there must be one block per 1024 files with the same value. The growth of the database
 //! includes records of changed inodes.
 //!
-//! One set of parameters has 1000 files with 10 attribute values, the numbers for which
-//! `claims::space` states a claim. The other has 4000 files with one value, which needs several
+//! One set of parameters has 1000 files with 10 attribute values, as in the claims about space in
+//! memory. The other has 4000 files with one value, which needs several
 //! blocks of at most 1024 users.
 //!
 //! Source: document 004 in `documents.md`; stat(2), `st_blocks`.
@@ -27,11 +27,11 @@ const SIZES: (Sizes, Sizes) = (&[(100, 10), (1100, 1)], &[(1000, 10), (4000, 1)]
 /// The measured variants. Other rows show that the other designs take as many blocks as corewalk.
 const WHO: [&str; 2] = ["corewalk", BASELINE];
 /// The name of the parameter that says how bytes were counted.
-pub(super) const COUNTED: &str = "counted";
+const COUNTED: &str = "counted";
 /// The two values of `counted`. With `statistics` the size of the attributes is computed from the
 /// store's number of blocks. With `database` it is the growth of the database.
-pub(super) const BY_STATISTICS: &str = "statistics";
-pub(super) const ON_DISK: &str = "database";
+const BY_STATISTICS: &str = "statistics";
+const ON_DISK: &str = "database";
 
 /// Measures what attributes take.
 ///
