@@ -7,7 +7,7 @@ use std::time::Duration;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs,
+    StatFs, Timespec,
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
@@ -46,6 +46,8 @@ pub(crate) enum Flaw {
     /// Planted bug: a file loses its content when the cache forgets it, although it still has a
     /// name.
     ForgetLosesContent,
+    /// Bug: the modification time of a file is the time of the call.
+    TimeOfCall,
     /// Bug: a call panics.
     Panics,
     /// Bug: a call never returns.
@@ -102,6 +104,9 @@ impl Flawed {
 
     /// Returns the attributes as clients see them.
     fn shown(&self, attr: Attr) -> Attr {
+        if self.has(Flaw::TimeOfCall) {
+            return attr.with_mtime(Timespec::now());
+        }
         if !self.has(Flaw::ReusedNumber) {
             return attr;
         }
