@@ -7,7 +7,7 @@ use std::time::Duration;
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk::{
     Attr, DirEntry, DirSink, Errno, FileKind, FileSystem, Make, Name, Node, RenameMode, SetAttr,
-    StatFs,
+    StatFs, Timespec,
 };
 use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
@@ -35,6 +35,8 @@ pub(crate) enum Flaw {
     RemovesFull,
     /// A file with a name loses its content when the cache forgets it.
     ForgetLosesContent,
+    /// The modification time of a file is the time of the call.
+    TimeOfCall,
     Panics,
     Hangs,
 }
@@ -83,6 +85,9 @@ impl Flawed {
     }
 
     fn shown(&self, attr: Attr) -> Attr {
+        if self.has(Flaw::TimeOfCall) {
+            return attr.with_mtime(Timespec::now());
+        }
         if !self.has(Flaw::ReusedNumber) {
             return attr;
         }

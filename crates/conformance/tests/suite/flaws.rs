@@ -92,6 +92,11 @@ fn control_forget_that_loses_content_is_found() {
 }
 
 #[test]
+fn control_time_of_the_call_is_found() {
+    is_found(Flaw::TimeOfCall, "tree", "mtime of getattr after lookup, without a change");
+}
+
+#[test]
 fn control_panic_is_found() {
     is_found(Flaw::Panics, "make_kinds", "a planted panic");
 }
