@@ -6,14 +6,15 @@
 //!
 //! | variant | file system |
 //! |---|---|
-//! | `corewalk` | `corewalk mount pg://...`, with objects in the S3 server |
+//! | `corewalk` | `corewalk mount pg://...` beside two idle mounts, with objects in the S3 server |
 //! | `six-statements` | none: a client that makes files by six statements (`six_statements`) |
 //! | `s3fs`, `rclone` | s3fs and `rclone mount` on the same S3 server |
 //! | `better-peer` | the better of these two in each round |
 //! | `corewalk-tmpfs` | `corewalk mount tmpfs` |
 //!
-//! All mounts have their default options. The connections to the database go through a proxy. It
-//! counts bytes, and delays each message by `delay_us` in each direction.
+//! `corewalk` has the option `kernel_names`, all other mounts have their default options. The
+//! connections to the database go through a proxy. It counts bytes, and delays each message by
+//! `delay_us` in each direction.
 //!
 //! # Units
 //! `find`, `rename`, `write` and `read` are measured in `seconds`. The other operations are
@@ -26,9 +27,8 @@
 //! the tmpfs are mounted again, so that they have no caches.
 //!
 //! # Durability
-//! PostgreSQL does not sync its files. With `fsync=on` each change would also wait once for a disk,
-//! and so would a create by six statements. In all mounts of the S3 server, close(2) returns when
-//! the server has the bytes.
+//! PostgreSQL syncs its log at each commit. The S3 server does not sync. In all mounts of the S3
+//! server, close(2) returns when the server has the bytes.
 //!
 //! # Checks
 //! Every call must succeed. `find` must list all files, a renamed directory must have all names,
@@ -52,6 +52,8 @@ const TMPFS: &str = "corewalk-tmpfs";
 const SIX: &str = "six-statements";
 const PEERS: [&str; 2] = ["s3fs", "rclone"];
 const BETTER_PEER: &str = "better-peer";
+/// The idle mounts beside ours.
+const BESIDE: [&str; 2] = ["beside-1", "beside-2"];
 /// The file systems, in the order in which they are mounted.
 const MOUNTS: [&str; 4] = [OURS, PEERS[0], PEERS[1], TMPFS];
 /// The operations of a round in their order, each with the baseline of its rows.
@@ -100,6 +102,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let limit = run.settings.time_per_row / run.settings.rounds as u32;
     let site = Site::start()?;
     let mut six = SixStatements::new(site.six.url())?;
+    let _beside = [site.mount(BESIDE[0])?, site.mount(BESIDE[1])?];
     let mut mounts = vec![];
     for variant in MOUNTS {
         mounts.extend(site.first_mount(variant, &sizes)?);

@@ -12,7 +12,7 @@ use rustix::fs::getxattr;
 use serde_json::Value;
 
 use super::ops::{Counters, Sizes};
-use super::{OURS, PEERS, TABLE, TMPFS};
+use super::{BESIDE, OURS, PEERS, TABLE, TMPFS};
 use crate::peer::{self, Mounted, Scratch};
 use crate::samples::Metric;
 
@@ -43,6 +43,10 @@ impl Site {
         let s3 = S3Server::start(BUCKET).context(
             "needs versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0",
         )?;
+        for setting in ["fsync", "full_page_writes"] {
+            postgres.sql("postgres", &format!("ALTER SYSTEM SET {setting} = on"));
+        }
+        postgres.sql("postgres", "SELECT pg_reload_conf()");
         let url = |scheme, name| format!("{scheme}://{}", postgres.new_database(name));
         let ours = Proxy::new(&url("pg", "ours"));
         let six = Proxy::new(&url("postgresql", "six"));
@@ -98,7 +102,11 @@ impl Site {
         let endpoint = settings.iter().find(|(name, _)| name == "AWS_ENDPOINT_URL");
         let endpoint = endpoint.map(|(_, url)| url.clone()).unwrap_or_default();
         let program = match variant {
-            OURS => peer::ours(None, self.ours.url().as_ref(), &path),
+            OURS => peer::ours(None, self.ours.url().as_ref(), &path).map(|mut program| {
+                program.args(["-o", "kernel_names"]);
+                program
+            }),
+            _ if BESIDE.contains(&variant) => peer::ours(None, self.ours.url().as_ref(), &path),
             TMPFS => peer::ours(None, "tmpfs".as_ref(), &path),
             "s3fs" => peer::s3fs(&format!("{BUCKET}:/{variant}"), &endpoint, &path),
             _ => peer::rclone(&format!("{BUCKET}/{variant}"), &endpoint, &path),
