@@ -237,17 +237,22 @@ impl ClusterFs {
         self.nameless.lock().used.contains(&ino)
     }
 
-    /// Makes a call that may need room. If there is none, frees the room of removed files, learns
-    /// how much is used by now, and makes the call once more.
+    /// Makes a call that may need room. If there is none, frees the room of removed files, asks the
+    /// database how much is used by now, and makes the call once more.
     fn with_room<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         match call() {
             Err(Errno::NOSPC) if self.meta.session.room.is_limited() => {
                 self.purge()?;
-                self.meta.session.renew_now()?;
+                self.meta.session.room.learn(self.usage()?);
                 call()
             }
             done => done,
         }
+    }
+
+    fn usage(&self) -> Result<Usage, Errno> {
+        let reply = self.meta.session.database.query(STATFS, &[])?;
+        reply.rows.first().map(Usage::of).ok_or(Errno::IO)
     }
 
     /// Purges the orphans that the server has forgotten.
@@ -464,8 +469,7 @@ impl FileSystem for ClusterFs {
     }
 
     fn statfs(&self) -> Result<StatFs, Errno> {
-        let reply = self.meta.session.database.query(STATFS, &[])?;
-        let usage = Usage::of(reply.rows.first().ok_or(Errno::IO)?);
+        let usage = self.usage()?;
         let bytes = usage.bytes.saturating_add(self.meta.session.room.uncounted());
         // More may be used than a limit allows. df(1) takes the difference for the use.
         let total = |used: u64, max: Option<u64>| match max {

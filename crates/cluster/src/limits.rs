@@ -9,7 +9,7 @@
 //! never finds that there is no room.
 //!
 //! If a renewal overtakes the reply to a change, the change counts twice. So a call that finds no
-//! room renews the session and tries again (`ClusterFs::with_room`).
+//! room asks the database and tries again (`ClusterFs::with_room`).
 
 use corewalk::Errno;
 use corewalk_base::Mutex;

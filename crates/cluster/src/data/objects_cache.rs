@@ -94,7 +94,7 @@ impl ObjectsCache {
             Some(object) if range.end as usize <= object.len() => {
                 Ok(object.slice(range.start as usize..range.end as usize))
             }
-            _ => match self.read_disk(key, range.clone()).await? {
+            _ => match self.read_disk(key, range.clone()).await {
                 Some(bytes) => Ok(bytes),
                 None => self.objects.get(key, range).await,
             },
@@ -103,7 +103,7 @@ impl ObjectsCache {
 
     /// Reads an object from the disk or the store. The disk then has it.
     async fn read_whole(&self, key: &Arc<str>, len: u64) -> io::Result<Bytes> {
-        if let Some(object) = self.read_disk(key, 0..len).await? {
+        if let Some(object) = self.read_disk(key, 0..len).await {
             return Ok(object);
         }
         let object = self.objects.get(key, 0..len).await?;
@@ -116,10 +116,11 @@ impl ObjectsCache {
     }
 
     /// Reads a range of an object from the disk. None if it is not there.
-    async fn read_disk(&self, key: &Arc<str>, range: Range<u64>) -> io::Result<Option<Bytes>> {
-        let Some(disk) = self.disk.clone().filter(|disk| disk.has(key)) else { return Ok(None) };
+    async fn read_disk(&self, key: &Arc<str>, range: Range<u64>) -> Option<Bytes> {
+        let disk = self.disk.clone().filter(|disk| disk.has(key))?;
         let key = key.clone();
-        Ok(tokio::task::spawn_blocking(move || disk.read(&key, range)).await?)
+        // The end of the mount may cancel the task.
+        tokio::task::spawn_blocking(move || disk.read(&key, range)).await.ok().flatten()
     }
 
     /// Begins to read an object, unless it is cached or too many objects were read ahead already.
