@@ -31,11 +31,11 @@
 //!
 //! Source: fcntl(2), flock(2); RFC 8881, section 8.4.2 (loss of locks).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use corewalk::{Errno, FileLock, LockKind, Node};
-use corewalk_base::{Mutex, MutexGuard};
+use corewalk_base::{Condvar, Mutex};
 
 use crate::filesystem::{ClusterFs, writer};
 use crate::meta::Meta;
@@ -44,18 +44,22 @@ const LOCK: &str = "SELECT * FROM cw_lock($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
 const FIND: &str = "SELECT * FROM cw_find_lock($1, $2, $3, $4, $5, $6, $7)";
 /// Stands for locks that were taken under several sessions, so that some of them are lost.
 const NO_SESSION: i64 = 0;
-/// The number of mutexes in [`Locks::turns`].
-const TURNS: usize = 32;
 
 /// The locks that this mount has.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     /// No other lock is taken while this one is held.
     table: Mutex<Table>,
-    /// Each owner has one of these mutexes, and other owners may share it. A call that takes or
-    /// drops locks of the owner holds the mutex until the database has answered. So an unlock that
-    /// is late, or is sent again, drops no newer lock. Taken before the lock of contents.
-    turns: [Mutex<()>; TURNS],
+    /// Wakes the threads that wait for the [`Turn`] of an owner.
+    turn_ended: Condvar,
+}
+
+/// The right to take and drop locks of an owner, which a call has until the database has answered.
+/// So an unlock that is late, or is sent again, drops no newer lock. Taken before the lock of
+/// contents.
+struct Turn<'a> {
+    locks: &'a Locks,
+    owner: Owner,
 }
 
 #[derive(Debug, Default)]
@@ -64,6 +68,8 @@ struct Table {
     files: HashMap<u64, HashMap<Owner, Held>>,
     /// Unlocks that have failed.
     unlocks: Vec<(u64, Owner, Bytes)>,
+    /// The owners of whom a call has the [`Turn`].
+    busy: HashSet<Owner>,
 }
 
 /// The client's number of an owner, and whether its locks are those of flock(2).
@@ -187,8 +193,19 @@ impl Locks {
     }
 
     /// Waits until no other call takes or drops locks of `owner`.
-    fn turn(&self, owner: Owner) -> MutexGuard<'_, ()> {
-        self.turns[(owner.0 % TURNS as u64) as usize].lock()
+    fn turn(&self, owner: Owner) -> Turn<'_> {
+        let mut table = self.table.lock();
+        while !table.busy.insert(owner) {
+            self.turn_ended.wait(&mut table);
+        }
+        Turn { locks: self, owner }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.locks.table.lock().busy.remove(&self.owner);
+        self.locks.turn_ended.notify_all();
     }
 }
 
