@@ -30,9 +30,8 @@ The check changes nothing and needs no permission to write. A store must not be 
 waits up to 5 seconds for another process to close it. A cluster file system may be mounted.
 
 It prints one line for each error, and then the totals. A stray is an object that no mount removes,
-since it was written after its mount had given it up. It is no error, but takes space. In a copy of
-a database, objects that the original has written later look like strays. So strays of a copy, such
-as a restored dump, are not removed.
+since it was written after its mount had given it up. It is no error, but takes space. Never remove
+strays of a copy of a database: what the original has written later looks like a stray there.
 
 Exit status, as in fsck(8):
      0  no errors

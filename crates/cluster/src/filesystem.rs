@@ -60,7 +60,6 @@ const READLINK: &str = "SELECT cw_readlink($1)";
 const PURGE: &str = "SELECT * FROM cw_purge($1, $2, $3, $4)";
 const REAP: &str = "SELECT cw_reap($1)";
 const DEAD_OBJECTS: &str = "SELECT cw_dead_objects($1, $2)";
-pub(crate) const IS_COPY: &str = "SELECT cw_is_copy()";
 const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
 
 /// A mounted cluster file system.
@@ -109,9 +108,6 @@ pub enum OpenError {
     UnknownData(String),
     /// The database has another version of the tables than this program expects.
     Version(i32),
-    /// The database is a copy of the one that owns the objects, such as a restored dump. So no
-    /// objects may be removed.
-    Copy,
     /// The place of the objects cannot be opened or listed.
     Objects(std::io::Error),
     /// The directory of the cache on disk cannot be used.
@@ -177,10 +173,6 @@ impl ClusterFs {
         };
         if let Err(errno) = fs.reap() {
             log::warn!("files without a name that a dead mount has left stay: {errno}");
-        }
-        let is_copy = fs.meta.session.database.query(IS_COPY, &[]);
-        if is_copy.is_ok_and(|reply| reply.rows.first().is_some_and(|row| row.get(0))) {
-            log::warn!("the database is a copy, so objects that no file uses are not removed");
         }
         Ok(fs)
     }
@@ -665,10 +657,6 @@ impl std::fmt::Display for OpenError {
             OpenError::Version(version) => {
                 write!(f, "it has version {version}, which this program does not support")
             }
-            OpenError::Copy => f.write_str(
-                "its database is a copy, for example a restored dump; the original may use the \
-                 strays (docs/using/cluster.md, Backup)",
-            ),
             OpenError::Objects(error) => write!(f, "its objects cannot be used: {error}"),
             OpenError::CacheDirectory(error) => {
                 write!(f, "the directory of its cache cannot be used: {error}")

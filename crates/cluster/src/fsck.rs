@@ -18,7 +18,7 @@ use std::fmt;
 use tokio_postgres::{Client, Error, Row, Transaction};
 
 use crate::connection::DatabaseError;
-use crate::filesystem::{IS_COPY, OpenError, new_runtime};
+use crate::filesystem::{OpenError, new_runtime};
 use crate::mkfs::VERSION;
 use crate::objects::Objects;
 use crate::options::{Place, Url};
@@ -174,17 +174,13 @@ pub fn fsck(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenErro
 /// Records the strays of a report in the database, so that mounts remove them.
 ///
 /// # Errors
-/// The reason why the strays cannot be recorded. [`OpenError::Copy`] in a copy of the database: the
-/// strays may be objects that the original has written since it was copied.
+/// The reason why the strays cannot be recorded.
 pub fn record_strays(url: &Url, report: &Report) -> Result<(), OpenError> {
     let runtime = new_runtime().map_err(OpenError::Runtime)?;
     runtime.block_on(async {
         let (client, _) = url.address.open().await.map_err(OpenError::Database)?;
-        let failed = |error: Error| OpenError::Database(DatabaseError::Client(error));
-        if client.query_one(IS_COPY, &[]).await.map_err(failed)?.get(0) {
-            return Err(OpenError::Copy);
-        }
-        client.execute(RECORD, &[&report.strays]).await.map_err(failed)?;
+        let recorded = client.execute(RECORD, &[&report.strays]).await;
+        recorded.map_err(|error| OpenError::Database(DatabaseError::Client(error)))?;
         Ok(())
     })
 }

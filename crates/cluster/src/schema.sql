@@ -7,12 +7,6 @@
 CREATE SCHEMA corewalk;
 SET search_path = corewalk;
 
--- Returns the identity of this database, which a copy of it does not have. A standby has it.
-CREATE FUNCTION cw_database() RETURNS text LANGUAGE sql AS $$
-    SELECT c.system_identifier || '/' || d.oid FROM pg_control_system() c, pg_database d
-        WHERE d.datname = current_database()
-$$;
-
 -- One row: the version of this schema, the identity of the file system, the place of its data, and
 -- its limits.
 CREATE TABLE format (
@@ -24,10 +18,7 @@ CREATE TABLE format (
     junctions bigint NOT NULL DEFAULT 0,
     -- The most inodes, and the most bytes of all sizes. NULL means that there is no limit.
     max_inodes bigint,
-    max_bytes bigint,
-    -- The database that owns the objects. In a copy, no objects are removed: the original may use
-    -- them.
-    database text NOT NULL DEFAULT cw_database()
+    max_bytes bigint
 );
 
 -- An inode. Inode numbers are never used again, so there is no generation.

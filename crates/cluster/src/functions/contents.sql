@@ -149,19 +149,12 @@ BEGIN
         WHERE NOT EXISTS (SELECT FROM session s WHERE s.id = o.session) LIMIT p_limit) x);
 END $$;
 
--- Returns true if this database is a copy of the one that owns the objects, such as a restored
--- dump.
-CREATE FUNCTION cw_is_copy() RETURNS bool LANGUAGE sql AS $$
-    SELECT f.database <> cw_database() FROM format f
-$$;
-
 -- Returns objects that have been dead for at least `p_age` seconds. An object that a slice names is
 -- never removed, whatever the other tables say.
 CREATE FUNCTION cw_dead_objects(p_age float8, p_limit int) RETURNS text[] LANGUAGE sql AS $$
     SELECT coalesce(array_agg(object), '{}') FROM (SELECT object FROM dead_object d
         WHERE since < clock_timestamp() - make_interval(secs => p_age)
             AND NOT EXISTS (SELECT FROM slice s WHERE s.object = d.object) LIMIT p_limit) x
-        WHERE NOT cw_is_copy()
 $$;
 
 CREATE FUNCTION cw_forget_objects(p_objects text[]) RETURNS void LANGUAGE sql AS $$

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use corewalk::{Errno, FileSystem as _};
-use corewalk_cluster::{ClusterFs, OpenError, fsck, record_strays};
+use corewalk_cluster::{ClusterFs, fsck, record_strays};
 
 use crate::fixtures::{
     ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
@@ -107,36 +107,6 @@ fn object_that_the_database_does_not_know_is_found_and_removed() {
     assert!(read(&fs, made.ino) == bytes);
     drop(fs);
     site.assert_clean();
-}
-
-/// Checks a copy of the database, whose original may use all objects.
-#[test]
-fn no_object_is_removed_for_a_copy_of_the_database() {
-    let Some(site) = Site::new() else { return };
-    let fs = site.open();
-    write_new(&fs, ROOT, "f", &pattern(1, 100_000));
-    drop(fs);
-    let postgres = site.postgres.as_ref().unwrap();
-    let copy = format!("{}_copy", site.database);
-    postgres.sql("postgres", &format!("CREATE DATABASE {copy} TEMPLATE {}", site.database));
-    let original = site.sql("SELECT cw_database() || cw_is_copy()");
-    let copied = postgres.sql(&copy, "SET search_path = corewalk; SELECT cw_is_copy()");
-    assert_eq!((original.ends_with("false"), copied.as_str()), (true, "t"));
-    // From here on, the database counts as a copy itself.
-    site.sql("UPDATE format SET database = 'another'");
-    site.sql("INSERT INTO dead_object SELECT object, now() FROM slice; DELETE FROM slice");
-    let key = site.sql("SELECT object FROM dead_object");
-    let objects = std::fs::read_dir(site.objects.path()).unwrap().next().unwrap().unwrap().path();
-    let mut report = fsck(&site.parsed(), &[]).unwrap();
-    report.strays.push(key.clone());
-    assert!(matches!(record_strays(&site.parsed(), &report), Err(OpenError::Copy)));
-    let fs = site.open();
-    collect(&site, &fs);
-    assert!(objects.join(&key).exists());
-    site.sql("UPDATE format SET database = cw_database()");
-    collect(&site, &fs);
-    assert!(!objects.join(&key).exists());
-    record_strays(&site.parsed(), &report).unwrap();
 }
 
 #[test]

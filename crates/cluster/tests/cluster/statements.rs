@@ -191,7 +191,7 @@ fn functions_that_are_called_often_are_planned_once() {
     let planned_at_each_call = "SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
         WHERE pronamespace = 'corewalk'::regnamespace AND (provolatile = 'v' OR NOT proretset)
         AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'sql')";
-    let rare = "cw_close_slot cw_database cw_dead_objects cw_forget_objects cw_inos cw_is_copy \
-                cw_judge cw_junctions cw_new_slot cw_waiting";
+    let rare = "cw_close_slot cw_dead_objects cw_forget_objects cw_inos cw_judge cw_junctions \
+                cw_new_slot cw_waiting";
     assert_eq!(site.sql(planned_at_each_call), rare);
 }
