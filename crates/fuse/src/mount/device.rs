@@ -1,14 +1,15 @@
 //! The FUSE device: how it is opened, mounted and unmounted.
 //!
 //! The user root mounts by fsopen(2), fsmount(2) and move_mount(2). mount(2) would not tell which
-//! mount is new, and the path may lead to another one by then. For any other user, the program
-//! fusermount3(1) mounts, and sends the open device over a socket. An environment variable tells
-//! fusermount3(1) the descriptor of the socket.
+//! mount is new, and the path may lead to another one by then. So root calls mount(2) only if the
+//! kernel or a container refuses the newer calls. For any other user, the program fusermount3(1)
+//! mounts, and sends the open device over a socket. An environment variable tells fusermount3(1)
+//! the descriptor of the socket.
 //!
 //! Source: Linux `fs/fuse/inode.c` (`fuse_fs_parameters`); libfuse `lib/mount.c` for the use of
 //! fusermount3(1).
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
@@ -236,7 +237,7 @@ fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
 
 /// Mounts on the directory `given`, which is `path` without symbolic links. Root mounts on `given`
 /// itself: `/proc/self/fd/N` is an open directory, also if its path leads to another one meanwhile.
-/// For root, also returns the identity of the mount.
+/// Also returns the identity of the mount, unless only the mount table has it.
 pub(super) fn mount(
     given: &Path,
     path: &Path,
@@ -246,11 +247,16 @@ pub(super) fn mount(
     if !Path::new(DEVICE).exists() {
         return Err(MountError::NoDevice);
     }
-    if rustix::process::geteuid().is_root() {
-        let (device, identity) = mount_as_root(given, options, mount)?;
-        Ok((device, Some(identity)))
-    } else {
-        Ok((mount_as_user(path, options, mount)?, None))
+    if !rustix::process::geteuid().is_root() {
+        return Ok((mount_as_user(path, options, mount)?, None));
+    }
+    match mount_as_root(given, options, mount) {
+        // Linux before 5.2 lacks the newer calls, and before 5.14 one of their flags. Profiles of
+        // containers may refuse them, but allow mount(2).
+        Err(MountError::System(_, Errno::NOSYS | Errno::PERM | Errno::ACCESS | Errno::INVAL)) => {
+            Ok((mount_by_path(given, options, mount)?, None))
+        }
+        mounted => mounted.map(|(device, identity)| (device, Some(identity))),
     }
 }
 
@@ -282,11 +288,7 @@ fn mount_as_root(
     options: &Options,
     mount: &MountOptions,
 ) -> Result<(Device, Identity), MountError> {
-    let device = File::options()
-        .read(true)
-        .write(true)
-        .open(DEVICE)
-        .map_err(|error| MountError::System("opening /dev/fuse", errno_of(error)))?;
+    let device = open_device()?;
     let attached = detached_mount(&device, options, mount).and_then(|root| {
         // The mount has its identity before it has a path.
         let identity = Identity::of(root.as_fd())?;
@@ -294,12 +296,7 @@ fn mount_as_root(
         rustix::mount::move_mount(&root, "", CWD, path, flags)?;
         Ok(identity)
     });
-    let identity = attached.map_err(|error| match error {
-        Errno::BUSY => MountError::Busy,
-        Errno::NODEV => MountError::NoDevice,
-        error => MountError::System("mount", error),
-    })?;
-    Ok((Device(device), identity))
+    Ok((Device(device), attached.map_err(mount_error)?))
 }
 
 /// Makes a mount that has no path yet. Returns its root directory.
@@ -309,8 +306,7 @@ fn detached_mount(
     mount: &MountOptions,
 ) -> Result<OwnedFd, Errno> {
     let new = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    let source = mount.source.as_bytes();
-    fsconfig_set_string(&new, "source", &source[..source.len().min(OPTION_MAX)])?;
+    fsconfig_set_string(&new, "source", source(mount))?;
     fsconfig_set_string(&new, "subtype", SUBTYPE)?;
     fsconfig_set_string(&new, "rootmode", "40000")?;
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
@@ -334,6 +330,45 @@ fn detached_mount(
     }
     rustix::mount::fsconfig_create(&new)?;
     rustix::mount::fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+/// Calls mount(2). Opens the device anew, since the end of a detached mount disconnects its device.
+fn mount_by_path(
+    path: &Path,
+    options: &Options,
+    mount: &MountOptions,
+) -> Result<Device, MountError> {
+    let device = open_device()?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let fd = device.as_raw_fd();
+    let mut text = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid}");
+    for option in protocol_options(options, mount) {
+        text.push(',');
+        text.push_str(option);
+    }
+    let text = CString::new(text).expect("numbers and names of options contain no NUL");
+    let flags = rustix::mount::MountFlags::from_bits_retain(mount.flags.bits());
+    let kind = format!("fuse.{SUBTYPE}");
+    rustix::mount::mount(source(mount), path, kind, flags, text.as_c_str()).map_err(mount_error)?;
+    Ok(Device(device))
+}
+
+fn open_device() -> Result<File, MountError> {
+    let device = File::options().read(true).write(true).open(DEVICE);
+    device.map_err(|error| MountError::System("opening /dev/fuse", errno_of(error)))
+}
+
+fn mount_error(error: Errno) -> MountError {
+    match error {
+        Errno::BUSY => MountError::Busy,
+        Errno::NODEV => MountError::NoDevice,
+        error => MountError::System("mount", error),
+    }
+}
+
+fn source(mount: &MountOptions) -> &[u8] {
+    let source = mount.source.as_bytes();
+    &source[..source.len().min(OPTION_MAX)]
 }
 
 fn mount_as_user(

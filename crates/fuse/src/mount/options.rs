@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use bitflags::bitflags;
+use rustix::mount::MountFlags as Bits;
 
 use crate::transport::Transport;
 
@@ -53,7 +54,7 @@ pub enum AllowedUsers {
 }
 
 bitflags! {
-    /// Flags of a mount, as in mount(2).
+    /// Flags of a mount, with the values that they have in mount(2).
     ///
     /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
     /// Tell a back end that writes on its own, such as a store, about `ro`, too.
@@ -64,28 +65,28 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct MountFlags: u32 {
         /// The mount is read-only (`ro`).
-        const RDONLY = 1;
+        const RDONLY = Bits::RDONLY.bits();
         /// Set-user-ID and set-group-ID bits have no effect (`nosuid`).
-        const NOSUID = 1 << 1;
+        const NOSUID = Bits::NOSUID.bits();
         /// Device nodes cannot be opened (`nodev`).
-        const NODEV = 1 << 2;
+        const NODEV = Bits::NODEV.bits();
         /// Programs cannot be executed (`noexec`).
-        const NOEXEC = 1 << 3;
+        const NOEXEC = Bits::NOEXEC.bits();
         /// A read does not change the access time (`noatime`). The back end needs the same setting.
-        const NOATIME = 1 << 4;
+        const NOATIME = Bits::NOATIME.bits();
         /// Each write is durable when it returns (`sync`).
-        const SYNC = 1 << 5;
+        const SYNC = Bits::SYNCHRONOUS.bits();
         /// A change of a directory is durable when its call returns (`dirsync`). The back end needs
         /// the same setting.
-        const DIRSYNC = 1 << 6;
+        const DIRSYNC = Bits::DIRSYNC.bits();
         /// A read of a directory does not change its access time (`nodiratime`). The back end needs
         /// the same setting.
-        const NODIRATIME = 1 << 7;
+        const NODIRATIME = Bits::NODIRATIME.bits();
         /// A read always changes the access time (`strictatime`). The back end needs the same
         /// setting.
-        const STRICTATIME = 1 << 8;
+        const STRICTATIME = Bits::STRICTATIME.bits();
         /// Symbolic links are not followed (`nosymfollow`).
-        const NOSYMFOLLOW = 1 << 9;
+        const NOSYMFOLLOW = Bits::NOSYMFOLLOW.bits();
     }
 }
 

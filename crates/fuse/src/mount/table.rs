@@ -7,8 +7,8 @@
 //! (`mount --bind`) have the same device number, and the kernel reuses mount numbers. The path can
 //! change: the mount may be moved, or a directory above it may be renamed.
 //!
-//! fusermount3(1) does not tell the number of the new mount, so it is read from the table
-//! afterwards. So that no other process mounts on the directory in between, each process that
+//! fusermount3(1) and mount(2) do not tell the number of the new mount, so it is read from the
+//! table afterwards. So that no other process mounts on the directory in between, each process that
 //! mounts with this crate holds a [`MountpointLock`] on it.
 //!
 //! Source: proc_pid_mountinfo(5).

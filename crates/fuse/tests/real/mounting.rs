@@ -1,17 +1,18 @@
 //! Mounting and unmounting.
 
-use std::fs;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::{Conflict, Mount, MountError, MountFlags, Options, Unmounted, serve};
-use corewalk_testkit::require::{has_fuse, has_root};
+use corewalk_testkit::require::{has_fuse, has_program, has_root};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -163,6 +164,34 @@ fn flags_and_source_are_in_the_mount_table() {
         let has_dirsync = line.contains(",dirsync,");
         assert_eq!(has_dirsync, flags.contains(MountFlags::DIRSYNC), "{line}");
         drop(mounted);
+    }
+}
+
+/// Runs two tests under strace(1), which lets one of the newer calls fail.
+#[test]
+fn mount_works_where_the_newer_calls_are_refused() {
+    if !has_fuse() || !has_root() || !has_program("strace") {
+        return;
+    }
+    let program = env::current_exe().expect("this program has a path");
+    let refused = [
+        ("fsopen", "ENOSYS"),
+        ("fsopen", "EPERM"),
+        ("fsmount", "EINVAL"),
+        ("move_mount", "EACCES"),
+    ];
+    for (call, error) in refused {
+        let done = Command::new("strace")
+            .args(["-f", "-qq", "-e", &format!("trace={call}")])
+            .args(["-e", &format!("inject={call}:error={error}")])
+            .arg(&program)
+            .args(["--exact", "mounting::flags_and_source_are_in_the_mount_table"])
+            .arg("mounting::unmount_leaves_a_later_mount_on_the_same_folder")
+            .output()
+            .expect("start strace");
+        let text = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+        assert!(done.status.success() && text.contains("2 passed"), "{call}: {text}");
+        assert!(text.contains("(INJECTED)"), "{call}: {text}");
     }
 }
 
