@@ -144,6 +144,8 @@ impl ClusterFs {
             Refusal::Busy(holder) => OpenError::Busy(holder),
         })?;
         let session = Arc::new(session);
+        // The list of the files in a large cache on disk may take longer than a lease.
+        runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         let unknown = || OpenError::UnknownData(stored.data.clone());
         let place = match (Place::parse(&stored.data).map_err(|_| unknown()), url.data()) {
             (Ok(place), Some(given)) if *given != place => {
@@ -162,7 +164,6 @@ impl ClusterFs {
             // If the new session cannot be ended, it dies by itself after its lease time.
             let _ = session.end();
         })?;
-        runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
         let meta = Arc::new(Meta { session, cache, locks: Locks::default() });
         let fs = ClusterFs {
