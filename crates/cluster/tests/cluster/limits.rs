@@ -85,6 +85,22 @@ fn full_file_system_refuses_each_growth_and_recovers() {
 }
 
 #[test]
+fn fallocate_without_room_zeroes_nothing() {
+    let Some(site) = Site::new() else { return };
+    set(&site, MIB, 0);
+    let fs = site.open();
+    let bytes = pattern(1, 600_000);
+    let made = write_new(&fs, ROOT, "f", &bytes);
+    let zero = |len| fs.fallocate(file(made.ino), 500_000, len, Fallocate::ZERO_RANGE);
+    assert_eq!(zero(MIB), Err(Errno::NOSPC));
+    assert!(read(&fs, made.ino) == bytes);
+    assert_eq!(zero(200_000), Ok(()));
+    assert!(read(&fs, made.ino) == [&bytes[..500_000], &[0; 200_000]].concat());
+    drop(fs);
+    site.assert_clean();
+}
+
+#[test]
 fn full_file_system_refuses_each_new_inode() {
     let Some(site) = Site::new() else { return };
     set(&site, 0, 3);
