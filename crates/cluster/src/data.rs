@@ -442,11 +442,11 @@ impl Files {
         content.slices.cut(size);
         let keep = content.inline.len().min(size as usize);
         content.inline.truncate(keep);
+        // The database now counts all bytes up to the new end.
         let uncounted = std::mem::take(&mut content.uncounted);
-        match size < content.end {
-            true => self.meta.session.room.release(uncounted),
-            false => self.meta.session.room.count(uncounted),
-        }
+        let beyond = content.end.saturating_sub(size).min(uncounted);
+        self.meta.session.room.release(beyond);
+        self.meta.session.room.count(uncounted - beyond);
         (content.size, content.mtime) = (size, inode.attr.mtime);
         content.end = content.end.min(size);
         let before = content.dirty.bytes();
