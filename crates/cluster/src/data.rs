@@ -244,7 +244,10 @@ impl Files {
         if let Some(open) = open {
             let mut content = open.file.content.lock();
             self.dirty_bytes.add(-(content.dirty.bytes() as i64));
-            self.meta.session.room.release(std::mem::take(&mut content.uncounted));
+            self.meta.session.room.release(content.uncounted);
+            // A flush that had found the file before must not subtract its bytes again.
+            *content = Content::default();
+            *open.file.view.lock() = None;
         }
     }
 
