@@ -107,6 +107,8 @@ pub enum OpenError {
     OtherData(String),
     /// The file system has an unknown place for data.
     UnknownData(String),
+    /// The identity of the file system is no UUID.
+    UnknownIdentity(String),
     /// The database has another version of the tables than this program expects.
     Version(i32),
     /// The database is a copy of the one that owns the objects, such as a restored dump. So no
@@ -155,6 +157,7 @@ impl ClusterFs {
         };
         let objects = place.and_then(|place| {
             let place = place.of_file_system(&stored.id);
+            let place = place.ok_or_else(|| OpenError::UnknownIdentity(stored.id.clone()))?;
             let objects = Objects::open(&place, &options.settings).map_err(OpenError::Objects)?;
             let open = |folder| DiskCache::open(folder, &stored.id, options.disk_cache_bytes);
             let disk = options.disk_cache.as_deref().map(open).transpose();
@@ -663,6 +666,7 @@ impl std::fmt::Display for OpenError {
             OpenError::UnknownData(stored) => {
                 write!(f, "its data is in {stored}, which this version does not support")
             }
+            OpenError::UnknownIdentity(id) => write!(f, "its identity is {id}, which is no UUID"),
             OpenError::Version(version) => {
                 write!(f, "it has version {version}, which this program does not support")
             }

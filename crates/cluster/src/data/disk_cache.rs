@@ -96,7 +96,8 @@ struct Kept {
 
 impl DiskCache {
     /// Opens the cache of the file system `id` in the directory `folder`, which is made if it does
-    /// not exist. Files beyond `limit` bytes are removed.
+    /// not exist. Files beyond `limit` bytes are removed. The caller has checked that `id` is a
+    /// plain name.
     ///
     /// # Errors
     /// `ResourceBusy` if another mount uses it; `PermissionDenied` if it belongs to another user;

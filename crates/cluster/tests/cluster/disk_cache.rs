@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use corewalk::FileSystem as _;
 use corewalk_base::primitives::thread;
-use corewalk_cluster::{ClusterFs, OpenError};
+use corewalk_cluster::{ClusterFs, OpenError, fsck};
 use tempfile::TempDir;
 
 use crate::fixtures::{ROOT, Site, counter, file, options, pattern, read, write_new};
@@ -247,4 +247,18 @@ fn directory_is_for_one_mount_of_a_file_system() {
     open(&other, folder.path(), 1 << 30);
     drop(first);
     open(&site, folder.path(), 1 << 30);
+}
+
+#[test]
+fn file_system_whose_identity_is_a_path_is_refused() {
+    let Some(site) = Site::new() else { return };
+    site.sql("ALTER TABLE format ALTER id DROP DEFAULT, ALTER id TYPE text");
+    site.sql("UPDATE format SET id = '../other'");
+    let folder = TempDir::new().unwrap();
+    let options = options().with_disk_cache(Some(folder.path().join("cache")));
+    let refused = ClusterFs::open(&site.parsed(), &options).map(drop);
+    assert!(matches!(refused, Err(OpenError::UnknownIdentity(_))), "{refused:?}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    let refused = fsck(&site.parsed(), &[]).map(drop);
+    assert!(matches!(refused, Err(OpenError::UnknownIdentity(_))), "{refused:?}");
 }
