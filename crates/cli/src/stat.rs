@@ -92,7 +92,7 @@ Counters of a cluster file system:
   cluster_dirty_bytes   bytes that were written and are in memory only: the pending upload
   cluster_disk_hits     reads of objects that cache_dir= answered
   cluster_disk_misses   reads of objects that neither the memory nor cache_dir= answered
-  cluster_disk_bytes    size of its files, now";
+  cluster_disk_bytes    space on disk that its files take, now";
 
 /// The command line.
 #[derive(clap::Args, Debug)]

@@ -244,7 +244,10 @@ impl Files {
         if let Some(open) = open {
             let mut content = open.file.content.lock();
             self.dirty_bytes.add(-(content.dirty.bytes() as i64));
-            self.meta.session.room.release(std::mem::take(&mut content.uncounted));
+            self.meta.session.room.release(content.uncounted);
+            // A flush that had found the file before must not subtract its bytes again.
+            *content = Content::default();
+            *open.file.view.lock() = None;
         }
     }
 
@@ -442,11 +445,11 @@ impl Files {
         content.slices.cut(size);
         let keep = content.inline.len().min(size as usize);
         content.inline.truncate(keep);
+        // The database now counts all bytes up to the new end.
         let uncounted = std::mem::take(&mut content.uncounted);
-        match size < content.end {
-            true => self.meta.session.room.release(uncounted),
-            false => self.meta.session.room.count(uncounted),
-        }
+        let beyond = content.end.saturating_sub(size).min(uncounted);
+        self.meta.session.room.release(beyond);
+        self.meta.session.room.count(uncounted - beyond);
         (content.size, content.mtime) = (size, inode.attr.mtime);
         content.end = content.end.min(size);
         let before = content.dirty.bytes();

@@ -106,6 +106,8 @@ pub enum OpenError {
     OtherData(String),
     /// The file system has an unknown place for data.
     UnknownData(String),
+    /// The identity of the file system is no UUID.
+    UnknownIdentity(String),
     /// The database has another version of the tables than this program expects.
     Version(i32),
     /// The place of the objects cannot be opened or listed.
@@ -140,6 +142,8 @@ impl ClusterFs {
             Refusal::Busy(holder) => OpenError::Busy(holder),
         })?;
         let session = Arc::new(session);
+        // The list of the files in a large cache on disk may take longer than a lease.
+        runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         let unknown = || OpenError::UnknownData(stored.data.clone());
         let place = match (Place::parse(&stored.data).map_err(|_| unknown()), url.data()) {
             (Ok(place), Some(given)) if *given != place => {
@@ -149,6 +153,7 @@ impl ClusterFs {
         };
         let objects = place.and_then(|place| {
             let place = place.of_file_system(&stored.id);
+            let place = place.ok_or_else(|| OpenError::UnknownIdentity(stored.id.clone()))?;
             let objects = Objects::open(&place, &options.settings).map_err(OpenError::Objects)?;
             let open = |folder| DiskCache::open(folder, &stored.id, options.disk_cache_bytes);
             let disk = options.disk_cache.as_deref().map(open).transpose();
@@ -158,7 +163,6 @@ impl ClusterFs {
             // If the new session cannot be ended, it dies by itself after its lease time.
             let _ = session.end();
         })?;
-        runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
         let meta = Arc::new(Meta { session, cache, locks: Locks::default() });
         let fs = ClusterFs {
@@ -654,6 +658,7 @@ impl std::fmt::Display for OpenError {
             OpenError::UnknownData(stored) => {
                 write!(f, "its data is in {stored}, which this version does not support")
             }
+            OpenError::UnknownIdentity(id) => write!(f, "its identity is {id}, which is no UUID"),
             OpenError::Version(version) => {
                 write!(f, "it has version {version}, which this program does not support")
             }

@@ -207,8 +207,8 @@ async fn check(url: &Url, settings: &[(String, String)]) -> Result<Report, OpenE
     check_tables(&snapshot, &mut report).await.map_err(failed)?;
     let slices = snapshot.query(SLICES, &[]).await.map_err(failed)?;
     snapshot.commit().await.map_err(failed)?;
-    let objects =
-        Objects::open(&place.of_file_system(&id), settings).map_err(OpenError::Objects)?;
+    let place = place.of_file_system(&id).ok_or(OpenError::UnknownIdentity(id))?;
+    let objects = Objects::open(&place, settings).map_err(OpenError::Objects)?;
     let listed = objects.list("").await.map_err(OpenError::Objects)?;
     let (missing, unused) = check_objects(&slices, listed, &mut report);
     check_again(&client, missing, &mut report).await.map_err(failed)?;

@@ -50,16 +50,19 @@ const NO_SESSION: i64 = 0;
 pub(crate) struct Locks {
     /// No other lock is taken while this one is held.
     table: Mutex<Table>,
-    /// Wakes the threads that wait for the [`Turn`] of an owner.
+    /// Wakes the threads that wait for a [`Turn`].
     turn_ended: Condvar,
 }
 
-/// The right to take and drop locks of an owner, which a call has until the database has answered.
-/// So an unlock that is late, or is sent again, drops no newer lock. Taken before the lock of
-/// contents.
+/// The right to take and drop locks of an owner on a file, which a call has until the database has
+/// answered. So an unlock that is late, or is sent again, drops no newer lock. Taken before the
+/// lock of contents.
+///
+/// A process is one owner of fcntl(2) in all its files. A slow flush of one file must not delay
+/// close(2) of the others, so each file has turns of its own.
 struct Turn<'a> {
     locks: &'a Locks,
-    owner: Owner,
+    of: (u64, Owner),
 }
 
 #[derive(Debug, Default)]
@@ -68,8 +71,8 @@ struct Table {
     files: HashMap<u64, HashMap<Owner, Held>>,
     /// Unlocks that have failed.
     unlocks: Vec<(u64, Owner, Bytes)>,
-    /// The owners of whom a call has the [`Turn`].
-    busy: HashSet<Owner>,
+    /// The files, by inode number, and owners of which a call has the [`Turn`].
+    busy: HashSet<(u64, Owner)>,
 }
 
 /// The client's number of an owner, and whether its locks are those of flock(2).
@@ -192,19 +195,19 @@ impl Locks {
         unlocks.filter(|(ino, owner, _)| is_wanted(*ino, *owner)).copied().collect()
     }
 
-    /// Waits until no other call takes or drops locks of `owner`.
-    fn turn(&self, owner: Owner) -> Turn<'_> {
+    /// Waits until no other call takes or drops locks of `owner` on a file.
+    fn turn(&self, ino: u64, owner: Owner) -> Turn<'_> {
         let mut table = self.table.lock();
-        while !table.busy.insert(owner) {
+        while !table.busy.insert((ino, owner)) {
             self.turn_ended.wait(&mut table);
         }
-        Turn { locks: self, owner }
+        Turn { locks: self, of: (ino, owner) }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.locks.table.lock().busy.remove(&self.owner);
+        self.locks.table.lock().busy.remove(&self.of);
         self.locks.turn_ended.notify_all();
     }
 }
@@ -265,7 +268,7 @@ impl ClusterFs {
         let (ino, owner, locks) = (node.ino(), (lock.owner, lock.is_flock), &self.meta.locks);
         self.meta.check_locks(ino, node.handle())?;
         self.repeat_unlocks(Some(ino))?;
-        let _turn = locks.turn(owner);
+        let _turn = locks.turn(ino, owner);
         // An unlock may have failed since.
         self.repeat_unlocks_of(ino, owner)?;
         self.flush_named(ino)?;
@@ -314,11 +317,11 @@ impl ClusterFs {
         if locks.held(ino, owner).is_none() {
             return Ok(());
         }
-        let _turn = locks.turn(owner);
+        let _turn = locks.turn(ino, owner);
         self.drop_lock_now(node, lock)
     }
 
-    /// Drops a lock. The caller has the turn of its owner.
+    /// Drops a lock. The caller has the turn of its owner on the file.
     fn drop_lock_now(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         let (ino, owner) = (node.ino(), (lock.owner, lock.is_flock));
         let Some(held) = self.meta.locks.held(ino, owner) else { return Ok(()) };
@@ -337,7 +340,7 @@ impl ClusterFs {
     pub(crate) fn repeat_unlocks(&self, of: Option<u64>) -> Result<(), Errno> {
         let (start, mut done) = (Instant::now(), Ok(()));
         for (ino, owner, _) in self.meta.locks.unlocks(|ino, _| of.is_none_or(|of| ino == of)) {
-            let _turn = self.meta.locks.turn(owner);
+            let _turn = self.meta.locks.turn(ino, owner);
             done = done.and(self.repeat_unlocks_of(ino, owner));
             let left = self.meta.session.database.time_left(start, None);
             if left.is_some_and(|left| left.is_zero()) {
@@ -347,8 +350,8 @@ impl ClusterFs {
         done
     }
 
-    /// Sends the unlocks of `owner` on a file again that have failed. The caller has the turn of
-    /// `owner`.
+    /// Sends the unlocks of `owner` on a file again that have failed. The caller has their
+    /// turn.
     fn repeat_unlocks_of(&self, ino: u64, owner: Owner) -> Result<(), Errno> {
         for (_, _, (first, last)) in self.meta.locks.unlocks(|at, it| (at, it) == (ino, owner)) {
             let Some(held) = self.meta.locks.held(ino, owner) else { continue };
@@ -407,7 +410,11 @@ fn values(lock: &FileLock) -> (i64, i32, i64, i64) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
     use corewalk::FileKind;
+    use corewalk_base::primitives::thread;
 
     use super::*;
 
@@ -420,6 +427,28 @@ mod tests {
 
     fn lock(owner: u64, kind: LockKind, (first, last): Bytes) -> FileLock {
         FileLock::new(owner, kind).with_range(first, last)
+    }
+
+    #[test]
+    fn turn_delays_the_same_owner_on_the_same_file_only() {
+        let (locks, owner) = (Arc::new(Locks::default()), (7, false));
+        let first = locks.turn(1, owner);
+        let (sender, receiver) = mpsc::channel();
+        let waiting = locks.clone();
+        let thread = thread::spawn(move || {
+            for of in [(2, owner), (1, (8, false)), (1, (7, true)), (1, owner)] {
+                let _turn = waiting.turn(of.0, of.1);
+                sender.send(of).unwrap();
+            }
+        });
+        let next = || receiver.recv_timeout(Duration::from_secs(20));
+        for of in [(2, owner), (1, (8, false)), (1, (7, true))] {
+            assert_eq!(next(), Ok(of));
+        }
+        assert_eq!(receiver.try_recv(), Err(mpsc::TryRecvError::Empty));
+        drop(first);
+        assert_eq!(next(), Ok((1, owner)));
+        thread.join().unwrap();
     }
 
     #[test]

@@ -127,14 +127,21 @@ impl Place {
 impl Place {
     /// Returns the place of the objects of the file system `id`. Several file systems may share one
     /// `data=`, so each has a folder or prefix of its own below it.
-    pub(crate) fn of_file_system(&self, id: &str) -> Place {
-        match self {
+    ///
+    /// Returns None if `id` has other characters than those of a UUID. The owner of the database
+    /// can store any text there, and `..` would lead to files of others.
+    pub(crate) fn of_file_system(&self, id: &str) -> Option<Place> {
+        let is_uuid = id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        if id.is_empty() || !is_uuid {
+            return None;
+        }
+        Some(match self {
             Place::Directory(path) => Place::Directory(path.join(id)),
             Place::S3 { bucket, prefix } => {
                 let prefix = format!("{prefix}/{id}").trim_start_matches('/').to_owned();
                 Place::S3 { bucket: bucket.clone(), prefix }
             }
-        }
+        })
     }
 }
 
@@ -293,8 +300,11 @@ mod tests {
         assert_eq!(Place::parse("s3://b").unwrap(), s3("b", ""));
         assert_eq!(Place::parse("s3://b/c/d/").unwrap(), s3("b", "c/d"));
         assert_eq!(s3("b", "c").to_string(), "s3://b/c");
-        assert_eq!(s3("b", "").of_file_system("id"), s3("b", "id"));
-        assert_eq!(s3("b", "c").of_file_system("id"), s3("b", "c/id"));
+        assert_eq!(s3("b", "").of_file_system("1-f"), Some(s3("b", "1-f")));
+        assert_eq!(s3("b", "c").of_file_system("1-f"), Some(s3("b", "c/1-f")));
+        for id in ["", "..", "/usr/bin", "a/b", "a."] {
+            assert_eq!(Place::Directory("/srv".into()).of_file_system(id), None);
+        }
     }
 
     #[test]

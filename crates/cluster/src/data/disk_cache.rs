@@ -1,7 +1,10 @@
 //! A cache of objects in a directory of this machine, behind the cache in memory.
 //!
-//! It keeps the objects that were read whole, also after the mount has ended. An object is
-//! immutable, and its key is never used again, so a copy never becomes stale.
+//! It keeps the objects of at least 64 KiB that were read whole, also after the mount has ended. An
+//! object is immutable, and its key is never used again, so a copy never becomes stale.
+//!
+//! A file counts with the blocks and the inode that it takes on disk. Many smaller objects would
+//! use up the inodes of the disk, and much memory for their keys.
 //!
 //! # Files
 //! The file of an object has its key as name, with `-` for `/`. It is written under a temporary
@@ -43,6 +46,12 @@ use crc_fast::{CrcAlgorithm, checksum};
 
 /// The bytes that one checksum covers.
 const BLOCK_BYTES: u64 = 64 << 10;
+/// The length of the shortest object that is kept.
+const OBJECT_MIN: u64 = 64 << 10;
+/// The blocks in which most file systems give space to a file.
+const DISK_BLOCK_BYTES: u64 = 4096;
+/// The space that the inode and the name of a file take on disk, about.
+const ENTRY_BYTES: u64 = 512;
 /// The bytes of the head before the checksums of the blocks.
 const HEAD_BYTES: u64 = 16;
 /// How many objects wait for the disk at a time. More are not kept, because they would fill the
@@ -69,7 +78,7 @@ struct State {
     files: HashMap<Arc<str>, Kept>,
     /// The keys of the files, the least recently used one first.
     order: BTreeMap<u64, Arc<str>>,
-    /// The length of all files, with those that are being written.
+    /// The space on disk of all files, with those that are being written.
     bytes: u64,
     limit: u64,
     clock: u64,
@@ -80,13 +89,15 @@ struct State {
 
 #[derive(Clone, Copy)]
 struct Kept {
+    /// The space on disk.
     bytes: u64,
     used_at: u64,
 }
 
 impl DiskCache {
     /// Opens the cache of the file system `id` in the directory `folder`, which is made if it does
-    /// not exist. Files beyond `limit` bytes are removed.
+    /// not exist. Files beyond `limit` bytes are removed. The caller has checked that `id` is a
+    /// plain name.
     ///
     /// # Errors
     /// `ResourceBusy` if another mount uses it; `PermissionDenied` if it belongs to another user;
@@ -114,7 +125,7 @@ impl DiskCache {
             if name.starts_with(TEMPORARY) {
                 let _ = fs::remove_file(entry.path());
             } else if name != LOCK {
-                found.push((stat.modified()?, name.replace('-', "/"), stat.len()));
+                found.push((stat.modified()?, name.replace('-', "/"), disk_bytes(stat.len())));
             }
         }
         found.sort_unstable();
@@ -202,10 +213,11 @@ impl DiskCache {
         Ok(Bytes::from(bytes).slice((range.start - start) as usize..(range.end - start) as usize))
     }
 
-    /// Returns true if an object may be kept. Then [`DiskCache::store`] must follow.
-    pub(crate) fn begin_store(&self) -> bool {
+    /// Returns true if an object with `len` bytes may be kept. Then [`DiskCache::store`] must
+    /// follow.
+    pub(crate) fn begin_store(&self, len: u64) -> bool {
         let mut state = self.state.lock();
-        let may_store = state.writes < WRITES_MAX && state.limit > 0;
+        let may_store = len >= OBJECT_MIN && state.writes < WRITES_MAX && state.limit > 0;
         state.writes += usize::from(may_store);
         may_store
     }
@@ -229,7 +241,7 @@ impl DiskCache {
     }
 
     fn try_store(&self, key: &Arc<str>, object: &Bytes) -> io::Result<()> {
-        let Some(bytes) = file_bytes(object.len() as u64) else { return Ok(()) };
+        let Some(bytes) = file_bytes(object.len() as u64).map(disk_bytes) else { return Ok(()) };
         let (old, number) = {
             let mut state = self.state.lock();
             if bytes > state.limit || state.files.contains_key(key) {
@@ -276,7 +288,7 @@ impl DiskCache {
 }
 
 impl State {
-    /// Adds a file whose length `bytes` has already, as the most recently used one.
+    /// Adds a file whose space `bytes` has already, as the most recently used one.
     fn insert(&mut self, key: Arc<str>, bytes: u64) {
         self.clock += 1;
         self.order.insert(self.clock, key.clone());
@@ -332,6 +344,11 @@ fn lock(folder: &Path) -> io::Result<File> {
 /// Returns the length of the file of an object with `len` bytes. None if it has no such length.
 fn file_bytes(len: u64) -> Option<u64> {
     len.checked_add(HEAD_BYTES + len.div_ceil(BLOCK_BYTES) * 8)
+}
+
+/// Returns the space on disk of a file with `len` bytes.
+fn disk_bytes(len: u64) -> u64 {
+    len.next_multiple_of(DISK_BLOCK_BYTES) + ENTRY_BYTES
 }
 
 fn head_checksum(key: &str, head: &[u8]) -> u64 {

@@ -7,7 +7,8 @@
 //! Objects that were read ahead and not used yet take half of the memory at most. So many
 //! sequential readers do not evict the objects that the others are reading.
 //!
-//! A cache on disk may lie behind it (`disk_cache.rs`). It gets each object that was read whole.
+//! A cache on disk may lie behind it (`disk_cache.rs`). It gets each object of at least 64 KiB that
+//! was read whole.
 //!
 //! # Locks
 //! One mutex, which is not held while an object is read. Threads that want the same object wait for
@@ -107,7 +108,7 @@ impl ObjectsCache {
             return Ok(object);
         }
         let object = self.objects.get(key, 0..len).await?;
-        if let Some(disk) = self.disk.clone().filter(|disk| disk.begin_store()) {
+        if let Some(disk) = self.disk.clone().filter(|disk| disk.begin_store(len)) {
             let (key, object) = (key.clone(), object.clone());
             // The reader does not wait for the disk.
             tokio::task::spawn_blocking(move || disk.store(&key, &object));

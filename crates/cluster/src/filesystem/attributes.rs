@@ -198,12 +198,13 @@ impl ClusterFs {
         }
         let end = offset.checked_add(len).filter(|end| *end <= SIZE_MAX);
         let end = end.ok_or(Errno::FBIG)?;
-        if how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
-            self.data.zero(file, offset, len)?;
-        }
+        // A call that finds no room must not have zeroed anything.
         if !how.contains(Fallocate::KEEP_SIZE) {
             self.data.grow(file, end)?;
         }
-        Ok(())
+        match how.intersects(Fallocate::PUNCH_HOLE | Fallocate::ZERO_RANGE) {
+            true => self.data.zero(file, offset, len),
+            false => Ok(()),
+        }
     }
 }

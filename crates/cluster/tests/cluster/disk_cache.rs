@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use corewalk::FileSystem as _;
 use corewalk_base::primitives::thread;
-use corewalk_cluster::{ClusterFs, OpenError};
+use corewalk_cluster::{ClusterFs, OpenError, fsck};
 use tempfile::TempDir;
 
 use crate::fixtures::{ROOT, Site, counter, file, options, pattern, read, write_new};
@@ -72,8 +72,8 @@ fn second_mount_reads_objects_from_the_disk() {
     assert!(read(&mount, made.ino) == bytes);
     assert_eq!(counter(&mount, "cluster_disk_hits"), 3);
     assert_eq!(counter(&mount, "cluster_disk_misses"), 0);
-    let on_disk: u64 =
-        files(folder.path()).iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+    let space = |path: &PathBuf| fs::metadata(path).unwrap().len().next_multiple_of(4096) + 512;
+    let on_disk: u64 = files(folder.path()).iter().map(space).sum();
     assert_eq!(counter(&mount, "cluster_disk_bytes"), on_disk);
     drop(mount);
 
@@ -182,6 +182,24 @@ fn least_recently_used_objects_go_when_the_cache_is_full() {
 }
 
 #[test]
+fn small_object_is_not_kept() {
+    let Some(site) = Site::new() else { return };
+    let folder = TempDir::new().unwrap();
+    let fs = open(&site, folder.path(), 1 << 30);
+    let small = write_new(&fs, ROOT, "small", &pattern(1, 65_535));
+    let large = write_new(&fs, ROOT, "large", &pattern(1, 65_536));
+    read(&fs, small.ino);
+    read(&fs, large.ino);
+    wait_for_files(folder.path(), 1);
+    drop(fs);
+    // The end of the mount has waited for the writes.
+    assert_eq!(files(folder.path()).len(), 1);
+    let fs = open(&site, folder.path(), 1 << 30);
+    assert!(read(&fs, large.ino) == pattern(1, 65_536));
+    assert_eq!(counter(&fs, "cluster_disk_hits"), 1);
+}
+
+#[test]
 fn full_or_broken_disk_fails_no_read() {
     let Some(site) = Site::new() else { return };
     let folder = TempDir::new().unwrap();
@@ -229,4 +247,18 @@ fn directory_is_for_one_mount_of_a_file_system() {
     open(&other, folder.path(), 1 << 30);
     drop(first);
     open(&site, folder.path(), 1 << 30);
+}
+
+#[test]
+fn file_system_whose_identity_is_a_path_is_refused() {
+    let Some(site) = Site::new() else { return };
+    site.sql("ALTER TABLE format ALTER id DROP DEFAULT, ALTER id TYPE text");
+    site.sql("UPDATE format SET id = '../other'");
+    let folder = TempDir::new().unwrap();
+    let options = options().with_disk_cache(Some(folder.path().join("cache")));
+    let refused = ClusterFs::open(&site.parsed(), &options).map(drop);
+    assert!(matches!(refused, Err(OpenError::UnknownIdentity(_))), "{refused:?}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    let refused = fsck(&site.parsed(), &[]).map(drop);
+    assert!(matches!(refused, Err(OpenError::UnknownIdentity(_))), "{refused:?}");
 }

@@ -85,6 +85,42 @@ fn full_file_system_refuses_each_growth_and_recovers() {
 }
 
 #[test]
+fn bytes_of_a_buffer_that_is_truncated_still_count() {
+    let Some(site) = Site::new() else { return };
+    set(&site, MIB, 0);
+    let fs = site.open();
+    let [long, other] = ["long", "other"].map(|name| file(create(&fs, ROOT, name).ino));
+    for node in [long, other] {
+        fs.open(node, 1).unwrap();
+    }
+    assert_eq!(fs.write(long, 0, &pattern(1, 900_000)), Ok(900_000));
+    fs.setattr(long, &SetAttr::default().with_size(800_000)).unwrap();
+    assert_eq!(fs.write(other, 0, &pattern(2, 300_000)), Err(Errno::NOSPC));
+    assert_eq!(fs.write(other, 0, &pattern(2, 200_000)), Ok(200_000));
+    for node in [long, other] {
+        fs.fsync(node, false).unwrap();
+    }
+    drop(fs);
+    site.assert_clean();
+}
+
+#[test]
+fn fallocate_without_room_zeroes_nothing() {
+    let Some(site) = Site::new() else { return };
+    set(&site, MIB, 0);
+    let fs = site.open();
+    let bytes = pattern(1, 600_000);
+    let made = write_new(&fs, ROOT, "f", &bytes);
+    let zero = |len| fs.fallocate(file(made.ino), 500_000, len, Fallocate::ZERO_RANGE);
+    assert_eq!(zero(MIB), Err(Errno::NOSPC));
+    assert!(read(&fs, made.ino) == bytes);
+    assert_eq!(zero(200_000), Ok(()));
+    assert!(read(&fs, made.ino) == [&bytes[..500_000], &[0; 200_000]].concat());
+    drop(fs);
+    site.assert_clean();
+}
+
+#[test]
 fn full_file_system_refuses_each_new_inode() {
     let Some(site) = Site::new() else { return };
     set(&site, 0, 3);
