@@ -415,6 +415,9 @@ impl Files {
     /// Takes the room that a file needs to be at least `end` bytes long.
     fn take_room(&self, content: &mut Content, end: u64) -> Result<(), Errno> {
         let more = end.saturating_sub(content.size);
+        if more == 0 {
+            return Ok(());
+        }
         self.meta.session.room.take_uncounted(more)?;
         content.uncounted += more;
         Ok(())

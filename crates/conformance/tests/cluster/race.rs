@@ -1,5 +1,6 @@
 //! Races of calls on several mounts in the kernel. Each history must be linearizable, with and
-//! without disturbances. `COREWALK_COHERENT_CALLS` sets the number of calls of the first test.
+//! without disturbances. `COREWALK_COHERENT_CALLS` sets the number of calls of each history test,
+//! and `COREWALK_COHERENT_STOP` how many seconds a disturbance lasts.
 //!
 //! A mount has several protections against outdated entries in the kernel's cache. For each there
 //! is a control, a run without this protection, in which the check must find an error.
@@ -153,7 +154,7 @@ fn histories_of_disturbed_mounts_are_linearizable() {
     wait_for_company();
     let mut count = 0;
     let disturbances = [Stop, Kill, Cut, Crash].into_iter().cycle();
-    for (block, disturbance) in (0..rounds(24_000) / 20).zip(disturbances) {
+    for (block, disturbance) in (0..(rounds(24_000) / 20).max(1)).zip(disturbances) {
         let mut run = Run::new(19, Duration::from_micros(300), seed.seed());
         run.first = block * 20;
         let done = run.race(&mut mounts, |_, _| {}, |_| {});
