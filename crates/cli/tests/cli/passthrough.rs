@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use corewalk_base::primitives::thread;
 use corewalk_testkit::require::{has_program, has_root};
 use corewalk_testkit::user::UserNamespace;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use self::privileges::{Caller, GROUP, OTHER, OWNER, change_as, compare, prepare, state, user};
 use crate::fixtures::{Folder, Server, can_mount, counter};
@@ -108,6 +110,29 @@ fn reader_in_the_mount_does_not_keep_a_program_from_running() {
             thread::sleep(Duration::from_millis(1));
         }
     });
+}
+
+/// The kernel must refuse the open before the server truncates the file.
+#[test]
+fn running_program_is_not_truncated() {
+    if !can_mount() {
+        return;
+    }
+    for options in ["passthrough", "no_passthrough"] {
+        with_mount(options, |mount, _| {
+            let program = mount.join("program");
+            fs::copy("/bin/sleep", &program).expect("the program is copied");
+            let length = || fs::metadata(&program).expect("attributes").len();
+            let before = length();
+            let mut run = std::process::Command::new(&program).arg("100").spawn().expect("it runs");
+            let flags = OFlags::RDONLY | OFlags::TRUNC;
+            let opened = rustix::fs::open(&program, flags, Mode::empty()).map(drop);
+            let after = length();
+            run.kill().expect("the program is killed");
+            run.wait().expect("the program has ended");
+            assert_eq!((opened, after), (Err(Errno::TXTBSY), before), "{options}");
+        });
+    }
 }
 
 #[test]

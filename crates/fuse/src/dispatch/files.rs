@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use corewalk::{Errno, Fsync, OpenFlags, Opened};
 use rustix::fs::OFlags;
 
-use super::{FOPEN_CACHE_DIR, OPEN_KILL_SET_ID, Requests};
+use super::{FOPEN_CACHE_DIR, Requests};
 use crate::server::WriteOrigin;
 use crate::wire::{Args, Body, Message, Opcode};
 
@@ -29,10 +29,8 @@ impl Requests {
             return Err(Errno::NOSYS);
         }
         let header = message.header;
-        let mut args = message.args();
-        let (flags, open_flags) = (args.u32()?, args.u32()?);
-        let set_id = self.set_id(open_flags, OPEN_KILL_SET_ID);
-        let opened = self.server.open_as(header.caller, header.node, flags, set_id)?;
+        let flags = message.args().u32()?;
+        let opened = self.server.open(header.caller, header.node, flags)?;
         self.open_out((header.node, flags), opened, body)
     }
 

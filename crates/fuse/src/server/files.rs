@@ -43,23 +43,13 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<Opened, Errno> {
-        self.open_as(caller, node, flags, SetId::Unsaid)
-    }
-
-    pub(crate) fn open_as(
-        &self,
-        caller: Caller,
-        node: u64,
-        flags: u32,
-        set_id: SetId,
-    ) -> Result<Opened, Errno> {
         // An open for execution needs the current mode for the permission check, and one that
         // truncates to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
         };
-        self.open_checked(caller, &self.cred(caller), &inode, flags, set_id)
+        self.open_checked(caller, &self.cred(caller), &inode, flags, SetId::Unsaid)
     }
 
     pub(crate) fn passes_through(&self) -> bool {

@@ -4,7 +4,7 @@
 //! - Without `FUSE_HANDLE_KILLPRIV_V2`, a kernel that checks permissions clears all bits except a
 //!   *lone* set-group-ID bit: that of a file which its group may not execute. Whether that bit
 //!   stays depends on the groups of the caller.
-//! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears all bits. A write, a truncation and an open
+//! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears all bits. A write, a truncation and a create
 //!   that truncates say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]).
 //!   Other requests do not.
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
@@ -305,15 +305,11 @@ mod tests {
     }
 
     #[test]
-    fn flag_of_an_open_or_a_create_decides_about_the_bits() {
+    fn flag_of_a_create_decides_about_the_bits() {
         let flags = (OFlags::WRONLY | OFlags::TRUNC).bits();
         for (set_id, left) in [(SetId::Keep, 0o6755), (SetId::Clear, 0o755)] {
             let (server, _) = server();
             let node = make(&server, 0o6755);
-            server.open_as(OWNER, node, flags, set_id).expect("open the file");
-            assert_eq!(mode(&server, node), left, "{set_id:?}");
-            let set = Change::new(SetAttr::default().with_mode(0o6755));
-            server.setattr(OWNER, node, set).expect("chmod");
             let new = NewFile::new(0o600).with_set_id(set_id);
             let (found, _) =
                 server.create(OWNER, ROOT_NODE, b"f", &new, flags).expect("open the file");

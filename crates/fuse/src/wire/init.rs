@@ -52,7 +52,6 @@ impl Features {
     features! {
         ASYNC_READ = 0;
         POSIX_LOCKS = 1;
-        ATOMIC_O_TRUNC = 3;
         EXPORT_SUPPORT = 4;
         BIG_WRITES = 5;
         DONT_MASK = 6;
@@ -89,6 +88,8 @@ impl Features {
 
     const LOCKS: u64 = Features::POSIX_LOCKS | Features::FLOCK_LOCKS;
 
+    /// `ATOMIC_O_TRUNC` is left out. With it, the server truncates a file before the kernel sees
+    /// that a program runs from this file (`ETXTBSY`).
     pub(crate) fn choose(server: &Server, offered: Features) -> Features {
         let options = server.options();
         let mut wanted = Features::COMMON
@@ -111,11 +112,6 @@ impl Features {
             Permissions::Kernel => Features::POSIX_ACL,
             Permissions::Server => Features::HANDLE_KILLPRIV,
         };
-        if !Features::opens_are_free(server, offered) {
-            // With `ATOMIC_O_TRUNC` the kernel leaves `O_TRUNC` to the server's `open`, which
-            // checks the permission.
-            wanted |= Features::ATOMIC_O_TRUNC;
-        }
         let missing = wanted & !offered.0;
         if missing != 0 {
             log::debug!("the kernel does not have the features {missing:#x}");
@@ -138,8 +134,7 @@ impl Features {
         Features(Features::choose(server, offered).0 | wanted & offered.0)
     }
 
-    /// Without `FUSE_DONT_MASK` the kernel applies the umask. Without `FUSE_ATOMIC_O_TRUNC` it
-    /// sends a separate request to truncate a file in an open.
+    /// Without `FUSE_DONT_MASK` the kernel applies the umask.
     pub(crate) fn choose_async(options: &Options, has_locks: bool, offered: Features) -> Features {
         let mut wanted = Features::COMMON | Features::NO_OPEN_SUPPORT | readdirplus(options);
         if options.ownership == Ownership::Shared {
@@ -295,11 +290,9 @@ mod tests {
         let exclusive = server(Options::exclusive());
         let chosen = Features::choose(&exclusive, all).0;
         assert_eq!(chosen & Features::POSIX_ACL, Features::POSIX_ACL);
-        assert_eq!(chosen & (Features::AUTO_INVAL_DATA | Features::ATOMIC_O_TRUNC), 0);
+        assert_eq!(chosen & Features::AUTO_INVAL_DATA, 0);
         assert_ne!(chosen & Features::HANDLE_KILLPRIV_V2, 0);
         assert_eq!(Features::choose(&exclusive, Features(0)), Features(0));
-        let truncates = Features(Features::ATOMIC_O_TRUNC);
-        assert_eq!(Features::choose(&exclusive, truncates), truncates);
         let checks = server(Options::shared().with_server_permissions());
         let chosen = Features::choose(&checks, all).0;
         assert_eq!(chosen & (Features::POSIX_ACL | Features::HANDLE_KILLPRIV_V2), 0);
