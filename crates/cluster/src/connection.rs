@@ -226,6 +226,11 @@ impl Database {
         self.end.send_modify(|old| *old = Some(old.map_or(end, |old| old.min(end))));
     }
 
+    /// Returns true after [`Database::end_after`].
+    pub(crate) fn is_ending(&self) -> bool {
+        self.end.borrow().is_some()
+    }
+
     /// Returns how much longer a call that began at `start` may take. None if there is no limit.
     /// `limit` replaces the limit of a soft mount.
     pub(crate) fn time_left(&self, start: Instant, limit: Option<Duration>) -> Option<Duration> {

@@ -564,18 +564,29 @@ impl FileSystem for ClusterFs {
 
     fn maintain(&self) {
         let flushed = self.data.flush_old(|ino| self.is_kept(ino), false);
-        let mut done = vec![flushed, self.purge(), self.repeat_unlocks(None)];
+        let mut done = vec![
+            ("the flush of written bytes", flushed),
+            ("the end of removed files", self.purge()),
+            ("the unlocking of files", self.repeat_unlocks(None)),
+        ];
         let is_turn = {
             let mut ticks = self.ticks.lock();
             *ticks = ticks.wrapping_add(1);
             ticks.is_multiple_of(COLLECT_EVERY)
         };
         if is_turn {
-            done.extend([self.reap(), self.collect_objects()]);
+            done.push(("the end of files that dead mounts have left", self.reap()));
+            done.push(("the deletion of unused objects", self.collect_objects()));
         }
+        // The end of the mount does the first two steps again, and cancels what is under way.
+        let is_ending = self.meta.session.database.is_ending();
         // A failed step must not keep the others from running.
-        for errno in done.into_iter().filter_map(Result::err) {
-            log::warn!("deferred work is put off: {errno}");
+        for (what, result) in done {
+            if let Err(errno) = result
+                && !is_ending
+            {
+                log::warn!("{what} is put off: {errno}");
+            }
         }
     }
 
