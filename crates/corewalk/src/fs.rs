@@ -1,9 +1,7 @@
 //! The interface to a back end: the trait that a file system implements.
 //!
-//! A [`FileSystem`] is a back end that stores files. Its methods get one name at a time. The caller
-//! handles path walks, permission checks, negative dentries, mounts and reference counts. Six
-//! methods are required, five more make changes, and the others have a useful default. The example
-//! `hello` of `corewalk-fuse` is a complete back end.
+//! A [`FileSystem`] is a back end that stores files. Its methods get one name at a time. The cache
+//! handles path walks, permission checks, missing names, mounts and reference counts.
 //!
 //! The documentation of [`FileSystem`] contains the rules F.1 to F.6, because this module is
 //! private.
@@ -33,7 +31,8 @@ pub use lock::{FileLock, LockKind};
 pub use node::Node;
 pub(crate) use node::PathSource;
 
-/// How a back end identifies the file of a call.
+/// How a back end identifies the file of a call. A back end whose files have numbers chooses
+/// `Number`. Any other chooses `Path` if it can keep a removed file usable, and else `PathOnly`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Addressing {
@@ -46,7 +45,7 @@ pub enum Addressing {
     Path,
     /// The back end finds a file only by its path, so a file keeps a name while it is in use. An
     /// unlinked open file gets a hidden name in the root directory until it is closed, and a
-    /// replaced file until it is forgotten.
+    /// replaced file until it is forgotten. [`ByPath`](crate::ByPath) uses this variant.
     ///
     /// The back end gets a `rename` or a `link` to the hidden name, and later a `remove`. If it
     /// refuses both `rename` and `link`, the file is removed immediately, and later calls for it
@@ -85,7 +84,7 @@ pub struct Make<'a> {
     pub access_acl: Option<Acl>,
     /// The inherited default ACL of a new directory.
     pub default_acl: Option<Acl>,
-    /// The flags of open(2), if the caller opens the file right after its creation. A back end may
+    /// The flags of open(2), if the client opens the file right after its creation. A back end may
     /// use them to create and open in one step. It then keeps the open file for the following
     /// `open`.
     pub open: Option<u32>,
@@ -122,6 +121,22 @@ pub enum RenameMode {
 }
 
 /// Whether setting an extended attribute may create the attribute, and whether it may replace it.
+///
+/// # Examples
+/// ```
+/// # use corewalk::{Errno, XattrMode};
+/// # type Xattrs = std::collections::BTreeMap<Vec<u8>, Vec<u8>>;
+/// fn set(all: &mut Xattrs, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), Errno> {
+///     match (all.contains_key(name), mode) {
+///         (true, XattrMode::Create) => Err(Errno::EXIST),
+///         (false, XattrMode::Replace) => Err(Errno::NODATA),
+///         _ => Ok(drop(all.insert(name.to_vec(), value.to_vec()))),
+///     }
+/// }
+/// # let mut all = Xattrs::new();
+/// # assert_eq!(set(&mut all, b"user.a", b"1", XattrMode::Create), Ok(()));
+/// # assert_eq!(set(&mut all, b"user.a", b"1", XattrMode::Create), Err(Errno::EXIST));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
     /// Create or replace.
@@ -141,27 +156,19 @@ pub enum Seek {
     Hole,
 }
 
-/// One entry of a directory, as `readdir` reports it.
-///
-/// # Examples
-/// ```
-/// use corewalk::{DirEntry, FileKind, Name};
-///
-/// let entry = DirEntry::new(Name::new(b"etc")?, 7, FileKind::Directory, 1);
-/// assert_eq!((entry.ino, entry.attr), (7, None));
-/// # Ok::<(), corewalk::Errno>(())
-/// ```
+/// One entry of a directory, as `readdir` reports it. [`FileSystem`] has an example.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct DirEntry<'a> {
-    /// The name: never `.` or `..`, which the caller adds.
+    /// The name: never `.` or `..`, which the server adds.
     pub name: Name<'a>,
     /// Inode number, or 0 if the back end has no numbers.
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
     /// The position in the directory after this entry. It is unique within the directory, never 0,
-    /// and valid however the directory changes.
+    /// and valid however the directory changes. It is at most 2^63 - 3, because a FUSE server adds
+    /// two for `.` and `..`. A listing fails with `EOVERFLOW` at a larger one.
     pub cookie: u64,
     /// The attributes that a `lookup` of the name would return. With them, a listing that needs
     /// attributes does not call `lookup`. Most listings need no attributes. So a back end reports
@@ -232,15 +239,7 @@ bitflags! {
     }
 }
 
-/// An open file or directory, as `open` returns it.
-///
-/// # Examples
-/// ```
-/// use corewalk::{OpenFlags, Opened};
-///
-/// let opened = Opened::new(7).with_flags(OpenFlags::DIRECT_IO);
-/// assert_eq!((opened.handle, opened.flags), (7, OpenFlags::DIRECT_IO));
-/// ```
+/// An open file or directory, as `open` returns it. [`Node::handle`] has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Opened {
@@ -268,32 +267,39 @@ impl Opened {
 /// `getattr` in some cases. Linux passes no handle for fstat(2) and fchmod(2). A back end without
 /// open state keeps the default `open` and ignores handles.
 ///
+/// Below, the *cache* is the [`Vfs`](crate::Vfs) that calls the back end, and a *client* is a
+/// process that uses the files.
+///
 /// # What a back end may rely on
 /// - F.1: two calls for the same name in the same directory never overlap, lookups included. Calls
 ///   for different names may overlap.
-/// - F.2: during a call, the caller holds only in-lookup and attribute locks of the names and
+/// - F.2: during a call, the cache holds only in-lookup and attribute locks of the names and
 ///   inodes that the call is about, and path locks (rule F.6). So a slow call delays only
-///   operations that need its answer. A panic in a call reaches the caller, and waiting threads go
+///   operations that need its answer. A panic in a call reaches the server, and waiting threads go
 ///   on. A panic in a `forget` during unwinding is caught.
-/// - F.3: permissions are checked, names are valid, and the kind of file fits the call. For
-///   example, `read` gets a regular file.
+/// - F.3: the kernel or the cache has checked permissions, names are valid, and the kind of file
+///   fits the call. For example, `read` gets a regular file.
 /// - F.4: each time an inode enters the cache, `forget` is called once, after the last use of the
 ///   inode. An inode enters the cache when `root`, `lookup`, `make`, `link` or `by_number` returns
 ///   it and the cache does not have it. It may also enter when `readdir` reports it with
 ///   attributes. An inode without links stays usable until `forget`. Two generations of one number
-///   are two inodes. Each of them is forgotten, in any order.
+///   are two inodes. Each of them is forgotten, in any order. At the end of the server, the inodes
+///   in the cache are not forgotten. So a back end that keeps unlinked files on a disk removes them
+///   when it is dropped, or at its next start.
 /// - F.5: calls of `setattr` and `set_acl` for one inode do not overlap.
 /// - F.6: a path from [`Node::path`] stays valid until the call returns. Until then, the back end
 ///   gets no rename or removal of that file or of a directory above it. If such a rename or removal
-///   is already in progress, `path` waits for it. Renames of other files are not delayed (trap X1
-///   in `traps.md`).
+///   is already in progress, `path` waits for it. Renames of other files are not delayed.
 ///
 /// # What a back end must do
 /// - It never reuses a pair of `ino` and `generation` for another file within the mount. Otherwise
-///   an old file handle would lead to the new file (trap P11 in `traps.md`). A back end without
-///   inode numbers reports 0 for all of its files. Then the cache numbers the files, and no file
-///   may have two names.
+///   an old file handle would lead to the new file. A back end without inode numbers reports 0 for
+///   all of its files. Then the cache numbers the files, and no file may have two names.
 /// - A call that fails changes nothing.
+/// - It keeps times and link counts as the man pages say. For example, `write` sets the
+///   modification and change times, and `make`, `remove` and `rename` also set those of the
+///   directory. The back end decides whether a read sets the access time. It need not clear
+///   set-user-ID and set-group-ID: it gets a `setattr` for that.
 /// - If `readdir` reports an entry with attributes, later calls may use its inode without a
 ///   `lookup`. The cache may also ignore the attributes, without a `forget`. So a back end that
 ///   keeps state per looked-up inode reports none.
@@ -303,26 +309,15 @@ impl Opened {
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that does not exist
-/// any more. A back end by path may return `ENOENT` instead, which the caller turns into `ESTALE`.
-/// Each method lists only the errors that the caller cannot detect itself.
+/// any more. A back end by path may return `ENOENT` instead, which the cache turns into `ESTALE`.
+/// Each method lists only the errors that the cache cannot detect itself.
+///
+/// By default, `make`, `remove`, `rename`, `setattr` and `write` fail with `EROFS`, and `link` with
+/// `EPERM`. `listxattr` and `get_acl` find nothing. Other features fail with `EOPNOTSUPP`, except
+/// locks, `flush` and `poll` (`ENOSYS`), inode flags and `ioctl` (`ENOTTY`).
 ///
 /// # Examples
-/// A server or a test calls a back end through the trait:
-/// ```
-/// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-/// use corewalk::{FileKind, FileSystem, Make, Name, Node};
-///
-/// let fs = Tmpfs::new(TmpfsOptions::default());
-/// let root = Node::detached(fs.root()?.ino, FileKind::Directory);
-/// let made = fs.make(root, Name::new(b"f")?, &Make::new(0o644, 0, 0))?;
-/// let file = Node::detached(made.ino, FileKind::Regular);
-/// assert_eq!(fs.write(file, 0, b"data")?, 4);
-/// assert_eq!(fs.getattr(file)?.size, 4);
-/// # Ok::<(), corewalk::Errno>(())
-/// ```
-///
-/// A read-only back end implements six methods. The methods that make changes return `EROFS` by
-/// default:
+/// A read-only back end implements six methods:
 /// ```
 /// use corewalk::{Attr, Cred, DirEntry, DirSink, Errno, FileSystem, Make, Name, Node};
 /// use corewalk::{Removal, RenameMode, SetAttr, StatFs, Vfs, VfsOptions};
@@ -393,7 +388,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn root(&self) -> Result<Attr, Errno>;
 
     /// Looks up `name` in the directory `dir`, and returns the attributes of the file. `ENOENT` if
-    /// there is no such name.
+    /// there is no such name, or if `dir` was removed.
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno>;
 
     /// Returns the attributes of the inode with the number `ino`, for a client with a file handle.
@@ -406,6 +401,27 @@ pub trait FileSystem: Send + Sync + 'static {
     ///
     /// A back end with this method must also implement [`FileSystem::parent`]. Its other methods
     /// may get [nodes](Node) without a path.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::collections::HashMap;
+    /// # use corewalk::{Attr, Errno, FileKind, Node};
+    /// /// The attributes of each inode, and the number of its parent, by number.
+    /// type Inodes = HashMap<u64, (Attr, u64)>;
+    ///
+    /// fn by_number(all: &Inodes, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
+    ///     let (attr, _) = all.get(&ino).ok_or(Errno::STALE)?;
+    ///     let is_it = attr.nlink > 0 && generation.is_none_or(|it| it == attr.generation);
+    ///     if is_it { Ok(*attr) } else { Err(Errno::STALE) }
+    /// }
+    ///
+    /// fn parent(all: &Inodes, dir: Node<'_>) -> Result<u64, Errno> {
+    ///     all.get(&dir.ino()).map(|(_, parent)| *parent).ok_or(Errno::STALE)
+    /// }
+    /// # let all = HashMap::from([(7, (Attr::dir(7), 1))]);
+    /// # assert_eq!(by_number(&all, 7, Some(1)).err(), Some(Errno::STALE));
+    /// # assert_eq!(parent(&all, Node::detached(7, FileKind::Directory)), Ok(1));
+    /// ```
     #[doc(alias = "fh_to_dentry")]
     fn by_number(&self, ino: u64, generation: Option<u64>) -> Result<Attr, Errno> {
         Err(Errno::STALE)
@@ -419,7 +435,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::STALE)
     }
 
-    /// Returns the attributes of `node`. The caller ignores their generation.
+    /// Returns the attributes of `node`. The cache ignores their generation.
     fn getattr(&self, node: Node<'_>) -> Result<Attr, Errno>;
 
     /// Makes all changes of attributes in `set`, or none of them, and returns the new attributes. A
@@ -441,13 +457,14 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::ROFS)
     }
 
-    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The caller has checked
+    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The cache has checked
     /// that the rename makes no loop, that the kinds of files fit, and that no name is `.` or `..`.
-    /// `ENOTEMPTY` for a target directory that is not empty.
+    /// `ENOENT` if `from` does not exist; `EEXIST` as `mode` says; `ENOTEMPTY` for a target
+    /// directory that is not empty; `EINVAL` for an unsupported mode; `ENOSPC`, `EMLINK`, `EXDEV`.
     ///
-    /// If the cache does not know the target, the caller first uses [`RenameMode::NoReplace`].
-    /// After `EEXIST` it looks `to` up and calls `rename` with [`RenameMode::Replace`]. It does the
-    /// same after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`] returns.
+    /// If the cache does not know the target, it first uses [`RenameMode::NoReplace`]. After
+    /// `EEXIST` it looks `to` up and calls `rename` with [`RenameMode::Replace`]. It does the same
+    /// after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`] returns.
     fn rename(
         &self,
         from: (Node<'_>, Name<'_>),
@@ -461,7 +478,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// at the end, or when `sink` returns `Break`. An entry that exists during a whole listing,
     /// from cookie 0 to the end, is reported exactly once, however other entries change.
     ///
-    /// `readdir` may return after any entry, for example at the end of a storage block. The caller
+    /// `readdir` may return after any entry, for example at the end of a storage block. The cache
     /// then continues with the cookie of the last entry. A call without entries ends the listing.
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno>;
 
@@ -491,12 +508,13 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Adds the name `name` in `dir` for the file `node`, and returns the attributes of the file.
-    /// May fail with `EMLINK` or `EEXIST`.
+    /// May fail with `EMLINK`, `EEXIST` or `ENOSPC`. The default is `EPERM`: there are no hard
+    /// links.
     fn link(&self, node: Node<'_>, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         Err(Errno::PERM)
     }
 
-    /// Returns the target of a symbolic link.
+    /// Returns the target of a symbolic link. FUSE takes at most 4,095 bytes.
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         Err(Errno::INVAL)
     }
@@ -507,14 +525,18 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Opens a file. `flags` are those of open(2) without the creation flags. A back end that
-    /// returns [`OpenFlags`] must also implement [`FileSystem::has_open_state`].
+    /// Opens a file. May fail with `EACCES`, `EMFILE` or `ENFILE`. A back end that returns
+    /// [`OpenFlags`] must also implement [`FileSystem::has_open_state`].
+    ///
+    /// `flags` are those of open(2) without `O_CREAT`, `O_EXCL`, `O_NOCTTY` and `O_TRUNC`. A
+    /// truncation comes as a `setattr` of the size. Unknown bits may be set, so mask the flags
+    /// before you pass them to openat2(2).
     fn open(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         Ok(Opened::default())
     }
 
     /// Returns true if the back end keeps state per open file. Otherwise a server may skip `open`
-    /// and `release`, except for a back end with [`Addressing::PathOnly`], where the namespace must
+    /// and `release`, except for a back end with [`Addressing::PathOnly`], where the cache must
     /// know which files are open.
     fn has_open_state(&self) -> bool {
         false
@@ -605,7 +627,8 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Returns the offset of the first data or hole at `offset` or after it. `ENXIO` if `offset` is
-    /// behind the end of the file.
+    /// at the end of the file or behind it, and for [`Seek::Data`] if no data follows. A FUSE
+    /// server with a write-back cache does not call this method.
     fn seek(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let size = self.getattr(node)?.size;
         match what {
@@ -615,12 +638,14 @@ pub trait FileSystem: Send + Sync + 'static {
         }
     }
 
-    /// Returns the value of an extended attribute. `ENODATA` if the file has no such attribute.
+    /// Returns the whole value of an extended attribute. The server compares it with the client's
+    /// buffer (`ERANGE`). `ENODATA` if the file has no such attribute.
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Sets an extended attribute. May fail with `EEXIST`, `ENODATA` or `ENOSPC`.
+    /// Sets an extended attribute. May fail with `EEXIST`, `ENODATA` or `ENOSPC`, and with
+    /// `EOPNOTSUPP` for an unsupported name. The cache has checked the lengths of name and value.
     fn setxattr(
         &self,
         node: Node<'_>,
@@ -631,7 +656,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns the names of all extended attributes, each ended by a NUL.
+    /// Returns the names of all extended attributes, each ended by a NUL. The server compares the
+    /// answer with the client's buffer.
     fn listxattr(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         Ok(Vec::new())
     }
@@ -649,7 +675,7 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// Sets an ACL of a file. None removes it. `mode` is the mode that an access ACL implies. The
-    /// back end changes both in one step.
+    /// back end changes both in one step. May fail with `ENOSPC`.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -672,10 +698,10 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Takes, changes or drops a lock, as `lock.kind` says. `EAGAIN` if another owner has a lock
-    /// that conflicts. The method does not wait for that lock. If the client waits, the server
-    /// calls this method again later, first after a few milliseconds, and immediately after it has
-    /// seen an unlock of the same file.
+    /// Takes, changes or drops a lock, as `lock.kind` says; see [`FileLock`]. `EAGAIN` if another
+    /// owner has a lock that conflicts, `ENOLCK` if there are too many locks. The method does not
+    /// wait for that lock. If the client waits, the server calls this method again later, first
+    /// after a few milliseconds, and immediately after it has seen an unlock of the same file.
     fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -692,7 +718,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOTTY)
     }
 
-    /// Sets the inode flags, as chattr(1) does. The caller has checked that the client owns the
+    /// Sets the inode flags, as chattr(1) does. The cache has checked that the client owns the
     /// file, and that it has `CAP_LINUX_IMMUTABLE` if it changes [`InodeFlags::IMMUTABLE`] or
     /// [`InodeFlags::APPEND`]. `EOPNOTSUPP` for a flag that the back end does not have.
     #[doc(alias = "FS_IOC_SETFLAGS")]
@@ -722,15 +748,15 @@ pub trait FileSystem: Send + Sync + 'static {
     ///     }
     /// }
     ///
-    /// assert_eq!(ioctl(7, GET_SIZE)?.output, 7_usize.to_ne_bytes());
-    /// # Ok::<(), Errno>(())
+    /// assert_eq!(ioctl(7, GET_SIZE).unwrap().output, 7_usize.to_ne_bytes());
     /// ```
     fn ioctl(&self, node: Node<'_>, command: u32, input: &[u8]) -> Result<IoctlReply, Errno> {
         Err(Errno::NOTTY)
     }
 
     /// Returns the events that the file has now: those of `wanted`, and also `ERR` and `HUP`. If
-    /// `waker` is given, the back end keeps it until the file has new events, and then wakes it.
+    /// `waker` is given, the back end keeps it until the file has new events, and then wakes it
+    /// ([`PollWaker`] has an example).
     ///
     /// The default is `ENOSYS`: reads and writes of this back end's files never wait. The server
     /// then need not ask again. lxcfs is a program that needs this method.

@@ -9,8 +9,9 @@
 //! - The server lists a directory from its storage, because the table may lack a name that exists.
 //! - The table never reuses an inode number. So the generation in each reply to a kernel is 0.
 //! - A node whose last name was removed has no path. So a server that finds files by path keeps the
-//!   last path, or an open descriptor, in the node's user data. It does so before it calls
-//!   `removed` or `renamed`, and before it enters another file at the name.
+//!   last path, or an open descriptor, in the node's user data. The server stores it before it
+//!   calls `removed`, `renamed` (for the replaced file), or `entered` with another file at the same
+//!   name.
 //! - A path may change while the server uses it. A server that finds files by path therefore holds
 //!   a lock of its own for reading during each call, and for writing during a rename. Or it
 //!   implements [`PathFileSystem`](crate::PathFileSystem), which needs no such lock.
@@ -269,7 +270,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// the node keep it, with its data.
     ///
     /// # Errors
-    /// `ENOTDIR` if `parent` is not a directory.
+    /// `ENOTDIR` if `parent` is not a directory. `ENOENT` if `parent` was removed while other
+    /// threads changed the name.
     ///
     /// # Examples
     /// ```
@@ -302,7 +304,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     ///
     /// # Errors
     /// `ENOTDIR` if a parent is not a directory, `ENOENT` if it was removed; `EINVAL` if a
-    /// directory would move below itself; `ENOMEM`.
+    /// directory would move below itself; `ENOMEM`. `EISDIR`, `ENOTDIR` or `ENOTEMPTY` if another
+    /// thread enters a file of another kind at the target name meanwhile.
     pub fn renamed(
         &self,
         from: (&TableNode<'_, T>, Name<'_>),
@@ -451,7 +454,26 @@ impl<T> InodeTable<T> {
     ///
     /// # Errors
     /// `ESTALE` if the table does not have `parent`; `ENOTDIR`; `ENOENT` if the table does not have
-    /// the name; `ENFILE` at more than 2^27 references to the node.
+    /// the name; `ENFILE` at more than 2^27 references to the node; the errors of [`Name::new`].
+    ///
+    /// # Examples
+    /// A server looks a name up in its storage only if the table does not have it:
+    /// ```
+    /// # use corewalk::{Errno, FileKind, InodeTable, Name, VfsOptions};
+    /// # let table = InodeTable::new((), VfsOptions::default())?;
+    /// let lookup = |parent: u64, name: &[u8]| match table.child(parent, name) {
+    ///     Ok(known) => Ok(known.into_lookups()),
+    ///     Err(Errno::NOENT) => {
+    ///         let (dir, name) = (table.get(parent)?, Name::new(name)?);
+    ///         // Look `name` up in the storage here.
+    ///         Ok(table.entered(&dir, name, FileKind::Regular, ())?.into_lookups())
+    ///     }
+    ///     Err(error) => Err(error),
+    /// };
+    /// let root = table.root().ino();
+    /// assert_eq!(lookup(root, b"f")?, lookup(root, b"f")?);
+    /// # Ok::<(), Errno>(())
+    /// ```
     #[inline]
     pub fn child(&self, parent: u64, name: &[u8]) -> Result<TableNode<'_, T>, Errno> {
         match self.vfs.child_by_ino(parent, name) {
@@ -503,6 +525,24 @@ impl<T> InodeTable<T> {
 
     /// Evicts unused entries, as [`Vfs::reclaim`] does. Passes to `pinned` each entry that only the
     /// client's lookups keep.
+    ///
+    /// # Examples
+    /// ```
+    /// # use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    /// # let table = InodeTable::new((), VfsOptions::default())?;
+    /// # let name = Name::new(b"f")?;
+    /// let held = table.entered(&table.root(), name, FileKind::Regular, ())?.into_lookups();
+    /// let mut pinned = vec![];
+    /// // The first call spares an entry that was used lately, so call twice.
+    /// for _ in 0..2 {
+    ///     table.reclaim(10, &mut |entry| pinned.push((entry.entry, entry.ino)));
+    /// }
+    /// assert_eq!(pinned[0].1, held);
+    /// // The server asks its kernel to forget the file, and gets the `forget`.
+    /// assert!(table.forget(held, 1));
+    /// assert_eq!(table.evict(pinned[0].0), 1);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn reclaim(&self, want: u64, pinned: &mut dyn FnMut(Pinned<'_>)) -> u64 {
         self.vfs.reclaim(want, pinned)
     }

@@ -74,11 +74,15 @@ impl<'a> PathEntry<'a> {
 ///   remove the file, or a directory above it.
 /// - A file that is removed or replaced while it is open stays usable. The cache first renames it
 ///   to a hidden name in the root directory, and removes that name when the file is closed.
-/// - Permissions have been checked, names are valid, and the umask, ACLs and the rules for the
-///   set-group-ID bit have been applied. The back end must run with the rights to make each change.
+/// - The kernel or the cache has checked permissions, names are valid, and the umask, ACLs and the
+///   rules for the set-group-ID bit have been applied. The back end must run with the rights to
+///   make each change.
 /// - Two calls for the same name never overlap. All other calls may overlap.
-/// - A call on an open file gets the back end's [`PathFileSystem::File`], or, if none is suitable,
-///   one that is opened for the call. So all open files of a path must show the same bytes.
+/// - A call on an open file gets the [`PathFileSystem::File`] of that open. If its access mode does
+///   not fit, or the file is not open, corewalk opens the file for this call. So all open files of
+///   a path must show the same bytes.
+///
+/// The back end sets times and link counts, as for a [`FileSystem`](crate::FileSystem).
 ///
 /// # Inode numbers
 /// A back end leaves [`Attr::ino`] at 0, and the cache numbers the files. A back end whose files
@@ -86,8 +90,9 @@ impl<'a> PathEntry<'a> {
 /// same number and the same generation are two names of one file.
 ///
 /// # Errors
-/// Any method may return `EIO` if the storage fails, and `ENOENT` if the file has been removed. The
-/// default implementation of each method that makes changes returns `EROFS`.
+/// The errors are those of [`FileSystem`](crate::FileSystem), with `ENOENT` if the file has been
+/// removed. By default, `make`, `unlink`, `rmdir`, `rename`, `setattr` and `write` fail with
+/// `EROFS`, and `link` with `EPERM`. Other features are off, as in `FileSystem`.
 /// [`errno_of`](crate::errno_of) converts an error of the standard library to an errno.
 ///
 /// # Examples
@@ -146,8 +151,9 @@ pub trait PathFileSystem: Send + Sync + 'static {
     #[doc(alias = "lookup")]
     fn getattr(&self, path: &Path) -> Result<Attr, Errno>;
 
-    /// Returns the attributes of an open file. The default calls [`PathFileSystem::getattr`]. Linux
-    /// passes the open file for lseek(2) to the end, but not for fstat(2).
+    /// Returns the attributes of an open file. The default calls [`PathFileSystem::getattr`], and
+    /// is right for most back ends: a removed open file has a hidden path. Linux passes the open
+    /// file for lseek(2) to the end, but not for fstat(2).
     #[doc(alias = "fgetattr")]
     fn getattr_open(&self, path: &Path, file: &Self::File) -> Result<Attr, Errno> {
         self.getattr(path)
@@ -157,11 +163,13 @@ pub trait PathFileSystem: Send + Sync + 'static {
     /// leave out `.` and `..`.
     fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno>;
 
-    /// Opens the regular file at `path`. `flags` are those of open(2) without the
-    /// creation flags, `O_APPEND` and `O_DIRECT`.
+    /// Opens the regular file at `path`. `flags` are those of [`FileSystem::open`], without
+    /// `O_APPEND` and `O_DIRECT`.
     ///
     /// For a call about a file that is not open, the file is opened for this call alone. For
     /// example, the kernel writes pages back after the last close.
+    ///
+    /// [`FileSystem::open`]: crate::FileSystem::open
     fn open(&self, path: &Path, flags: u32) -> Result<Self::File, Errno>;
 
     /// Returns how a server treats a file that was just opened.
@@ -225,7 +233,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Changes attributes, all or none, and returns the new ones.
+    /// Changes attributes, all or none, and returns the new ones. ftruncate(2) calls this method
+    /// too, without the open file.
     #[doc(alias = "chmod")]
     #[doc(alias = "chown")]
     #[doc(alias = "truncate")]
@@ -267,7 +276,7 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::PERM)
     }
 
-    /// Returns the target of a symbolic link.
+    /// Returns the target of a symbolic link. FUSE takes at most 4,095 bytes.
     fn readlink(&self, path: &Path) -> Result<PathBuf, Errno> {
         Err(Errno::INVAL)
     }
@@ -313,8 +322,10 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Returns the offset of the first data or hole at `offset` or after it. `ENXIO` if `offset` is
-    /// behind the end of the file.
+    /// Returns the offset of the first data or hole at `offset` or after it, like
+    /// [`FileSystem::seek`]. `ENXIO` if `offset` is at the end of the file or behind it.
+    ///
+    /// [`FileSystem::seek`]: crate::FileSystem::seek
     #[doc(alias = "lseek")]
     fn seek(&self, path: &Path, file: &Self::File, offset: u64, what: Seek) -> Result<u64, Errno> {
         let size = self.getattr(path)?.size;
@@ -325,7 +336,10 @@ pub trait PathFileSystem: Send + Sync + 'static {
         }
     }
 
-    /// Returns the value of an extended attribute. `ENODATA` if the file has no such attribute.
+    /// Returns the whole value of an extended attribute, like [`FileSystem::getxattr`]. `ENODATA`
+    /// if the file has no such attribute.
+    ///
+    /// [`FileSystem::getxattr`]: crate::FileSystem::getxattr
     fn getxattr(&self, path: &Path, name: &OsStr) -> Result<Vec<u8>, Errno> {
         Err(Errno::OPNOTSUPP)
     }

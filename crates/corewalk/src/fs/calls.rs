@@ -47,7 +47,7 @@ bitflags! {
 pub struct IoctlReply {
     /// The result of the system call, which is not negative.
     pub result: i32,
-    /// The bytes that are copied to the argument of the caller.
+    /// The bytes that are copied to the argument of the client.
     pub output: Vec<u8>,
 }
 
@@ -85,13 +85,32 @@ bitflags! {
 ///
 /// # Examples
 /// ```
-/// use std::sync::mpsc::channel;
-/// use corewalk::PollWaker;
+/// # use std::sync::{Mutex, mpsc::channel};
+/// # use corewalk::{Errno, PollEvents, PollWaker};
+/// /// A file from which clients read messages.
+/// #[derive(Default)]
+/// struct Messages(Mutex<(Vec<String>, Vec<PollWaker>)>);
 ///
-/// let (sender, receiver) = channel();
-/// let waker = PollWaker::new(move || sender.send(()).expect("the receiver exists"));
-/// waker.wake();
-/// assert_eq!(receiver.try_recv(), Ok(()));
+/// # impl Messages {
+/// fn poll(&self, wanted: PollEvents, waker: Option<PollWaker>) -> Result<PollEvents, Errno> {
+///     let (messages, wakers) = &mut *self.0.lock().unwrap();
+///     wakers.extend(waker);
+///     let events = if messages.is_empty() { PollEvents::empty() } else { PollEvents::IN };
+///     Ok(events & wanted)
+/// }
+///
+/// fn add(&self, message: String) {
+///     let (messages, wakers) = &mut *self.0.lock().unwrap();
+///     messages.push(message);
+///     wakers.drain(..).for_each(|waker| waker.wake());
+/// }
+/// # }
+/// # let ((sender, receiver), file) = (channel(), Messages::default());
+/// # let waker = PollWaker::new(move || sender.send(()).expect("the receiver exists"));
+/// # assert_eq!(file.poll(PollEvents::IN, Some(waker)), Ok(PollEvents::empty()));
+/// # file.add("text".into());
+/// # assert_eq!(receiver.try_recv(), Ok(()));
+/// # assert_eq!(file.poll(PollEvents::IN, None), Ok(PollEvents::IN));
 /// ```
 #[derive(Clone)]
 pub struct PollWaker(Arc<dyn Fn() + Send + Sync>);

@@ -17,13 +17,59 @@ use crate::name::Name;
 ///   other answers may bring a node that the kernel does not know yet, and the kernel ignores the
 ///   expiry of such a node.
 /// - Only the answers to [`lookup`](crate::FileSystem::lookup) and [`Leases::absent_ttl`] may have
-///   a time for a name. An expiry may overtake an answer on the way to the kernel. The kernel
-///   notices that for a lookup, but would cache the names of an overtaken listing.
+///   a time for a name. The back end may expire names while an older answer is still on its way to
+///   the kernel. For a lookup, the kernel detects this and does not keep the name. For a listing,
+///   it would keep the old names.
 /// - A back end must remember which answers it has given out, to be able to take them back.
+///
+/// # Examples
+/// A back end that lets its client keep each answer for 10 s:
+/// ```
+/// # use std::{sync::{Arc, OnceLock}, time::Duration};
+/// # use corewalk::{ClientCache, Errno, Leases, Name};
+/// #[derive(Default)]
+/// struct Leased(OnceLock<Arc<dyn ClientCache>>);
+///
+/// impl Leases for Leased {
+///     fn attach(&self, client: Arc<dyn ClientCache>) {
+///         let _ = self.0.set(client);
+///     }
+///     fn absent_ttl(&self, _dir: u64, _name: Name<'_>) -> Duration {
+///         // `lookup` puts the same time into `Attr::ttl`.
+///         let can_expire = self.0.get().is_some_and(|client| client.can_expire_names());
+///         if can_expire { Duration::from_secs(10) } else { Duration::ZERO }
+///     }
+///     fn name_was_late(&self) {
+///         let _ = self.0.get().map(|client| client.expire_names());
+///     }
+/// }
+///
+/// # impl Leased {
+/// /// Called before another machine changes an inode or its names. After an error, that machine
+/// /// waits for 10 s.
+/// fn before_change(&self, ino: u64) -> Result<(), Errno> {
+///     let Some(client) = self.0.get() else { return Ok(()) };
+///     client.expire_names().and_then(|()| client.expire_attributes(ino))
+/// }
+/// # }
+/// # #[derive(Debug)]
+/// # struct Client;
+/// # impl ClientCache for Client {
+/// #     fn expire_names(&self) -> Result<(), Errno> { Ok(()) }
+/// #     fn can_expire_names(&self) -> bool { true }
+/// #     fn expire_attributes(&self, _: u64) -> Result<(), Errno> { Ok(()) }
+/// # }
+/// # let (leased, name) = (Leased::default(), Name::new(b"f")?);
+/// # assert!(leased.absent_ttl(1, name).is_zero());
+/// # leased.attach(Arc::new(Client));
+/// # assert!(!leased.absent_ttl(1, name).is_zero());
+/// # leased.before_change(2)?;
+/// # Ok::<(), Errno>(())
+/// ```
 pub trait Leases: Send + Sync {
-    /// Gives the back end the way to the cache of its client. A server calls this once, and only if
-    /// it passes each answer to the client without delay. Without this call, the back end cannot
-    /// make the client drop an answer.
+    /// Gives the back end the way to the cache of its client. A server calls this once. A server
+    /// over io_uring or fuser does not call it, because an answer may wait there. Without this
+    /// call, the back end cannot make the client drop an answer.
     fn attach(&self, client: Arc<dyn ClientCache>);
 
     /// Returns how long the client may remember that the directory with the inode number `dir` has

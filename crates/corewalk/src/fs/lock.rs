@@ -12,6 +12,46 @@
 /// assert!(!held.conflicts(&wanted.with_range(100, 200)));
 /// assert!(!held.conflicts(&FileLock { kind: LockKind::Read, ..wanted }));
 /// ```
+///
+/// A back end that keeps the locks of a file in memory:
+/// ```
+/// use corewalk::{Errno, FileLock, LockKind};
+///
+/// fn set_lock(locks: &mut Vec<FileLock>, new: &FileLock) -> Result<(), Errno> {
+///     if locks.iter().any(|other| other.conflicts(new)) {
+///         return Err(Errno::AGAIN);
+///     }
+///     for old in std::mem::take(locks) {
+///         if old.owner != new.owner || old.is_flock != new.is_flock {
+///             locks.push(old);
+///             continue;
+///         }
+///         // The owner keeps its lock of the bytes before and behind the new range.
+///         if old.start < new.start {
+///             locks.push(old.with_range(old.start, old.end.min(new.start - 1)));
+///         }
+///         if old.end > new.end {
+///             locks.push(old.with_range(old.start.max(new.end + 1), old.end));
+///         }
+///     }
+///     locks.extend(Some(*new).filter(|new| new.kind != LockKind::Unlock));
+///     Ok(())
+/// }
+///
+/// fn get_lock(locks: &[FileLock], wanted: &FileLock) -> Option<FileLock> {
+///     locks.iter().find(|other| other.conflicts(wanted)).copied()
+/// }
+/// # let mut locks = vec![];
+/// # let lock = FileLock::new(1, LockKind::Write).with_range(0, 99);
+/// # set_lock(&mut locks, &lock)?;
+/// # let other = FileLock { owner: 2, ..lock };
+/// # assert_eq!(set_lock(&mut locks, &other), Err(Errno::AGAIN));
+/// # assert_eq!(get_lock(&locks, &other), Some(lock));
+/// # set_lock(&mut locks, &FileLock { kind: LockKind::Unlock, ..lock }.with_range(40, 59))?;
+/// # assert_eq!(locks, [lock.with_range(0, 39), lock.with_range(60, 99)]);
+/// # set_lock(&mut locks, &other.with_range(40, 59))?;
+/// # Ok::<(), Errno>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileLock {
     /// The client's number of the owner: an open file for flock(2), a process for fcntl(2). It is

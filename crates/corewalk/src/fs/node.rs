@@ -73,6 +73,35 @@ impl<'a> Node<'a> {
 
     /// Returns the handle of the open file or directory through which the call is made. It is 0 if
     /// the call is not made through an open file, or if the back end's `open` has returned 0.
+    ///
+    /// # Examples
+    /// A back end with state per open file, whose content is not known before the open
+    /// (`has_open_state` returns true):
+    /// ```
+    /// # use std::{collections::BTreeMap, sync::Mutex};
+    /// # use corewalk::{Errno, FileKind, Node, OpenFlags, Opened};
+    /// /// The content that each open file shows, by handle.
+    /// struct Open(Mutex<BTreeMap<u64, String>>);
+    ///
+    /// # impl Open {
+    /// fn open(&self, node: Node<'_>, _flags: u32) -> Result<Opened, Errno> {
+    ///     let mut files = self.0.lock().unwrap();
+    ///     let handle = files.last_key_value().map_or(1, |(last, _)| last + 1);
+    ///     files.insert(handle, format!("file {}", node.ino()));
+    ///     Ok(Opened::new(handle).with_flags(OpenFlags::DIRECT_IO))
+    /// }
+    ///
+    /// fn release(&self, node: Node<'_>) {
+    ///     self.0.lock().unwrap().remove(&node.handle());
+    /// }
+    /// # }
+    /// # let (open, node) = (Open(Mutex::default()), Node::detached(7, FileKind::Regular));
+    /// # let opened = open.open(node, 0)?;
+    /// # assert_eq!(open.0.lock().unwrap()[&opened.handle], "file 7");
+    /// # open.release(node.with_handle(opened.handle));
+    /// # assert!(open.0.lock().unwrap().is_empty());
+    /// # Ok::<(), Errno>(())
+    /// ```
     pub fn handle(self) -> u64 {
         self.handle
     }
@@ -92,6 +121,26 @@ impl<'a> Node<'a> {
     /// Returns up to 8 more paths of this inode, by its other cached names. A back end tries them
     /// if another program has renamed files and [`Node::path`] leads to another file. Each path was
     /// valid at some instant, but may become invalid before it is used.
+    ///
+    /// # Examples
+    /// A back end with [`Addressing::Path`](crate::Addressing::Path), whose files other programs
+    /// rename:
+    /// ```
+    /// # use std::{ffi::OsStr, fs::File, os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _}};
+    /// # use corewalk::{Errno, FileKind, Node, errno_of};
+    /// fn open(node: Node<'_>) -> Result<File, Errno> {
+    ///     let mut paths = vec![node.path()?];
+    ///     paths.extend(node.other_paths());
+    ///     for path in paths {
+    ///         let Ok(file) = File::open(OsStr::from_bytes(&path)) else { continue };
+    ///         if file.metadata().map_err(errno_of)?.ino() == node.ino() {
+    ///             return Ok(file);
+    ///         }
+    ///     }
+    ///     Err(Errno::STALE)
+    /// }
+    /// # assert!(open(Node::detached(7, FileKind::Regular)).is_err());
+    /// ```
     pub fn other_paths(self) -> Vec<Vec<u8>> {
         self.source.map_or_else(Vec::new, PathSource::other_paths)
     }

@@ -35,7 +35,8 @@ const O_RDWR: u32 = 2;
 ///   it.
 const NOT_PASSED: OFlags = OFlags::APPEND.union(OFlags::DIRECT);
 
-/// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths.
+/// Serves a [`PathFileSystem`]: a [`FileSystem`] that calls it with paths. Locks and `poll` need an
+/// open file, and fail with `EBADF` otherwise. Linux sends such requests only for open files.
 ///
 /// # Examples
 /// ```
