@@ -718,7 +718,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOTTY)
     }
 
-    /// Sets the inode flags, as chattr(1) does. The cache has checked that the client owns the
+    /// Sets the inode flags, as chattr(1) does. The server has checked that the client owns the
     /// file, and that it has `CAP_LINUX_IMMUTABLE` if it changes [`InodeFlags::IMMUTABLE`] or
     /// [`InodeFlags::APPEND`]. `EOPNOTSUPP` for a flag that the back end does not have.
     #[doc(alias = "FS_IOC_SETFLAGS")]
