@@ -38,8 +38,7 @@ impl PathFileSystem for Mirror {
 
     fn setattr(&self, path: &Path, set: &SetAttr) -> Result<Attr, Errno> {
         let at = self.at(path);
-        // Set the size first. If the host refuses it, this call fails before it has changed any
-        // other attribute.
+        // Set the size first. If the host refuses it, no other attribute has changed yet.
         if let Some(size) = set.size {
             fs::ftruncate(self.open_as(path, OFlags::WRONLY)?, size)?;
         }

@@ -23,9 +23,8 @@
 //! - I.3: the kernel gets a lookup count for each inode in an answer, and for no other inode.
 //!
 //! # Limits
-//! The kernel checks permissions by the mode. There are no ACLs, no `O_TMPFILE`, no write-back
-//! cache, and no file handles for NFS. An append writes at the size that the kernel has cached, so
-//! two machines must not append to one file.
+//! [`AsyncFileSystem`] has a table of its differences from a
+//! [`FileSystem`](corewalk::FileSystem).
 
 mod answer;
 mod attributes;

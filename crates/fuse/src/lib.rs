@@ -12,27 +12,27 @@
 //!   an errno, so it does not depend on how requests arrive. All rules of the protocol are in
 //!   `Server`.
 //! - [`Mount`] mounts, runs the threads, and unmounts. If the cache is over its budget, `Mount`
-//!   asks the kernel to forget inodes. Requests arrive over io_uring or `/dev/fuse`
-//!   ([`Transport`]).
-//! - [`Adapter`] implements [`fuser::Filesystem`] by calling a [`Server`]. It is for programs that
-//!   already use fuser.
+//!   asks the kernel to forget inodes. A [`Transport`] is io_uring or `/dev/fuse`.
+//! - [`Adapter`] is a [`fuser::Filesystem`] over a [`Server`], for programs that use fuser.
 //!
 //! # Guarantees
 //! - S.1: each entry that the server hands out counts one lookup, and the kernel returns the count
 //!   by a forget request. The server refuses a forget of more lookups than it has counted, and then
-//!   changes nothing (trap P5 in `traps.md`).
+//!   changes nothing.
 //! - S.2: a request for a node number that the kernel does not hold fails with `ESTALE`.
 //! - S.3: a request that panics fails with `EIO`, and the server continues.
-//! - S.4: the server holds no lock while it calls the back end. So a slow request delays only
-//!   callers that need its answer (traps P6 and P7).
+//! - S.4: while the server calls the back end, it holds only the locks that rule F.2 of
+//!   [`FileSystem`](corewalk::FileSystem) names. So a slow request delays only requests for the
+//!   same names, attributes or paths.
 //!
 //! # Limits
-//! - File locks stay in the kernel, unless the back end has locks
-//!   ([`has_locks`](corewalk::FileSystem::has_locks)). In both cases, any signal ends a wait for a
-//!   lock.
+//! - File locks stay in the kernel, unless the back end has
+//!   [locks](corewalk::FileSystem::has_locks). In both cases, any signal ends a wait for a lock.
 //! - A signal ends no other call of a [`FileSystem`](corewalk::FileSystem). A back end that waits
 //!   can ask whether its client was killed ([`is_cancelled`](corewalk::Request::is_cancelled)).
-//! - Through fuser 0.18, `O_TMPFILE` fails with `EOPNOTSUPP`, and statx(2) shows no birth time.
+//! - Through fuser 0.18 ([`Adapter`], [`Transport::Fuser`]), `O_TMPFILE` fails with `EOPNOTSUPP`,
+//!   and statx(2) shows no birth time. A back end gets no locks and no poll(2), and
+//!   `is_cancelled` is always false.
 //!
 //! Source: Linux `include/uapi/linux/fuse.h`, `Documentation/filesystems/fuse.rst`, fuse(4).
 //!

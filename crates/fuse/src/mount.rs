@@ -75,6 +75,25 @@ pub struct Mount<S = Server> {
 }
 
 /// Identifies a mount, even after the mount was moved.
+///
+/// # Examples
+/// A thread unmounts, while another one waits for the end of the mount:
+/// ```no_run
+/// use corewalk_fuse::{Mount, MountError, Unmounted};
+///
+/// fn serve_until_enter(mount: Mount) -> Result<(), MountError> {
+///     let point = mount.point().clone();
+///     std::thread::spawn(move || {
+///         let _ = std::io::stdin().read_line(&mut String::new());
+///         match point.unmount() {
+///             Ok(Unmounted::Done | Unmounted::Already) => {}
+///             Ok(Unmounted::Detached) => println!("{} is in use", point.path().display()),
+///             Err(error) => eprintln!("cannot unmount: {error}"),
+///         }
+///     });
+///     mount.wait()
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Mountpoint {
     path: PathBuf,
@@ -84,7 +103,7 @@ pub struct Mountpoint {
     device: Arc<Device>,
 }
 
-/// The result of unmounting.
+/// The result of unmounting. [`Mountpoint`] has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmounted {
     /// The mount is gone.
@@ -100,7 +119,15 @@ impl Mount {
     /// Mounts `fs` on the directory `path`.
     ///
     /// # Errors
-    /// A [`MountError`], in which case nothing is mounted.
+    /// If the call fails, nothing is mounted. In the order of the steps:
+    /// - [`MountError::Options`] for options that [conflict](Options::check);
+    /// - [`MountError::FileSystem`] with the errors of [`Server::new`];
+    /// - [`MountError::Missing`], [`MountError::NotDirectory`], [`MountError::Dead`],
+    ///   [`MountError::Denied`] or [`MountError::Busy`] for the directory;
+    /// - [`MountError::NoDevice`];
+    /// - without root, [`MountError::NoFusermount`] or [`MountError::Fusermount`];
+    /// - [`MountError::NoUring`], with [`Transport::Uring`] only;
+    /// - [`MountError::System`] in any step that it names.
     pub fn new(
         fs: Arc<dyn FileSystem>,
         path: &Path,
@@ -115,7 +142,7 @@ impl Mount {
     /// Mounts the file system of `server` on the directory `path`.
     ///
     /// # Errors
-    /// The errors of [`Mount::new`].
+    /// The errors of [`Mount::new`], without those of the options and of the server.
     pub fn serve(
         server: Arc<Server>,
         path: &Path,
@@ -183,8 +210,10 @@ impl Mountpoint {
     /// detached.
     ///
     /// # Errors
-    /// `EPERM` if this user may not unmount the mount. `EBUSY` if another mount is on top of it.
-    /// `EIO` if fusermount3(1) failed.
+    /// - `EBUSY` if another mount is on top of it.
+    /// - `EPERM` if root lacks the right to unmount (`CAP_SYS_ADMIN`).
+    /// - `EIO` if fusermount3(1) fails, or if the mount table cannot be read.
+    /// - The errors of starting fusermount3(1), such as `ENOENT`.
     pub fn unmount(&self) -> Result<Unmounted, Errno> {
         let Some(path) = self.find()? else { return Ok(Unmounted::Already) };
         if device::unmount(&path, device::Force::None).is_ok() {

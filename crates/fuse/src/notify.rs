@@ -52,6 +52,9 @@ impl KernelCache {
 
     /// Drops the cached answer for `name` in the directory with inode number `parent`.
     ///
+    /// If the name is that of a directory, the kernel also detaches every file system that is
+    /// mounted on it or below it, as umount(2) would.
+    ///
     /// # Errors
     /// The errors of the kernel, such as `ENOTDIR`. If the kernel has nothing cached, that is no
     /// error.
@@ -76,6 +79,19 @@ impl KernelCache {
     /// # Errors
     /// The errors of [`KernelCache::invalidate_entry`]; `EINVAL` for the root; the errors of
     /// [`Name::new`]. If nothing is cached, that is no error.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::path::Path;
+    /// use corewalk::Errno;
+    /// use corewalk_fuse::KernelCache;
+    ///
+    /// /// Another program has renamed `from` to `to`, so both names have changed.
+    /// fn renamed(kernel: &KernelCache, from: &Path, to: &Path) -> Result<(), Errno> {
+    ///     kernel.invalidate_entry_at(from)?;
+    ///     kernel.invalidate_entry_at(to)
+    /// }
+    /// ```
     pub fn invalidate_entry_at(&self, path: &Path) -> Result<(), Errno> {
         let vfs = self.server.vfs();
         let path = path.as_os_str().as_bytes();
@@ -116,6 +132,23 @@ impl KernelCache {
     /// # Errors
     /// `EINVAL` if the kernel is older than 6.16. Then only corewalk's cache has dropped its names,
     /// and the caller has to drop the kernel's names one by one.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::path::Path;
+    /// use corewalk::Errno;
+    /// use corewalk_fuse::KernelCache;
+    ///
+    /// /// `names` are the names in the root directory. Each stands for everything below it.
+    /// fn expire_all(kernel: &KernelCache, names: &[&Path]) -> Result<(), Errno> {
+    ///     match kernel.expire_all_names() {
+    ///         Err(Errno::INVAL) => {
+    ///             names.iter().try_for_each(|name| kernel.invalidate_entry_at(name))
+    ///         }
+    ///         done => done,
+    ///     }
+    /// }
+    /// ```
     #[doc(alias = "FUSE_NOTIFY_INC_EPOCH")]
     pub fn expire_all_names(&self) -> Result<(), Errno> {
         let mut directories = Vec::new();

@@ -30,7 +30,7 @@ const WRITE_BYTES_MAX: u32 = 16 << 20;
 /// The lowest maximum that the protocol allows, in bytes.
 const WRITE_BYTES_MIN: u32 = 4096;
 
-/// The options of a [`Server`](crate::Server).
+/// The options of a [`Server`](crate::Server) or an [`AsyncServer`](crate::AsyncServer).
 ///
 /// # Examples
 /// ```
@@ -141,6 +141,13 @@ pub enum Conflict {
     /// The option `write_bytes_max`, the size of the longest write request, is below 4096 bytes or
     /// above 16 MiB.
     WriteSize,
+    /// An [`AsyncServer`](crate::AsyncServer) does not check permissions, so the kernel must.
+    AsyncPermissions,
+    /// An [`AsyncServer`](crate::AsyncServer) does not support the write-back cache of the kernel.
+    AsyncWriteCache,
+    /// The option `requests_max` is 0, so an [`AsyncServer`](crate::AsyncServer) would run no
+    /// request.
+    NoRequests,
 }
 
 impl Options {
@@ -229,6 +236,29 @@ impl Options {
         }
         Ok(())
     }
+
+    /// Checks that an [`AsyncServer`](crate::AsyncServer) can have these options.
+    ///
+    /// # Errors
+    /// The [`Conflict`]: also one with the features that an `AsyncServer` lacks.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_fuse::{Conflict, Options};
+    ///
+    /// let options = Options::exclusive().with_requests_max(0);
+    /// assert_eq!(options.check(), Ok(()));
+    /// assert_eq!(options.check_async(), Err(Conflict::NoRequests));
+    /// ```
+    pub fn check_async(&self) -> Result<(), Conflict> {
+        self.check()?;
+        match () {
+            () if self.permissions == Permissions::Server => Err(Conflict::AsyncPermissions),
+            () if self.write_cache == WriteCache::Back => Err(Conflict::AsyncWriteCache),
+            () if self.requests_max == 0 => Err(Conflict::NoRequests),
+            () => Ok(()),
+        }
+    }
 }
 
 impl Default for Options {
@@ -245,6 +275,9 @@ impl std::fmt::Display for Conflict {
                 "the write cache must be off where the server checks permissions"
             }
             Conflict::WriteSize => "the longest write must be 4096 to 16777216 bytes",
+            Conflict::AsyncPermissions => "an asynchronous server checks no permissions",
+            Conflict::AsyncWriteCache => "an asynchronous server supports no write cache",
+            Conflict::NoRequests => "an asynchronous server must run at least one request",
         })
     }
 }
@@ -275,5 +308,20 @@ mod tests {
             let options = Options { write_bytes_max, ..Options::shared() };
             assert_eq!(options.check(), Err(Conflict::WriteSize));
         }
+    }
+
+    #[test]
+    fn options_that_only_an_asynchronous_server_lacks_are_refused_for_it() {
+        let options = Options::exclusive;
+        for (options, conflict) in [
+            (options().with_server_permissions(), Conflict::AsyncPermissions),
+            (options().with_write_cache(WriteCache::Back), Conflict::AsyncWriteCache),
+            (options().with_requests_max(0), Conflict::NoRequests),
+        ] {
+            assert_eq!((options.check(), options.check_async()), (Ok(()), Err(conflict)));
+        }
+        let wrong = options().with_write_bytes_max(0);
+        assert_eq!(wrong.check_async(), Err(Conflict::WriteSize));
+        assert_eq!(options().check_async(), Ok(()));
     }
 }

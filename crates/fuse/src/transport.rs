@@ -52,16 +52,23 @@ pub enum Transport {
     /// io_uring if the kernel offers it, otherwise the device (`transport=auto`).
     ///
     /// Linux 6.14 and newer offer io_uring if the parameter `enable_uring` of the module `fuse` is
-    /// set. Two kinds of mounts use `/dev/fuse` all the same:
-    /// - a mount whose requests may wait long ([`FileSystem::waits`](corewalk::FileSystem::waits));
-    /// - a mount with more threads than processors.
+    /// set. These mounts use `/dev/fuse` all the same:
+    /// - a mount whose requests may wait long ([`FileSystem::waits`](corewalk::FileSystem::waits)),
+    ///   as those of every [`AsyncFileSystem`](crate::AsyncFileSystem);
+    /// - a mount with more threads than processors (the default is 16 threads);
+    /// - a mount whose back end manages locks of files.
     ///
-    /// In these two cases `/dev/fuse` is better: any idle thread can read the next request from it.
-    /// A request in a ring waits for a thread that serves the queue of its processor.
+    /// In the first two cases `/dev/fuse` is better: any idle thread can read the next request from
+    /// it. A request in a ring waits for a thread that serves the queue of its processor.
     #[default]
     Auto,
     /// Over io_uring, with one queue for each processor (`transport=uring`). If the kernel does not
-    /// offer that, or the back end manages locks of files, the mount fails.
+    /// offer that, the mount fails with [`MountError::NoUring`]. If the back end manages locks of
+    /// files, it fails with [`MountError::System`] and `EOPNOTSUPP`.
+    ///
+    /// A waiting request of an [`AsyncFileSystem`](crate::AsyncFileSystem) keeps one entry of its
+    /// queue. A queue has 8 entries, or with more threads than processors one for each of its
+    /// threads.
     Uring,
     /// The device `/dev/fuse` (`transport=dev`).
     Device,

@@ -58,7 +58,8 @@ pub struct OwnedDirEntry {
     /// File type.
     pub kind: FileKind,
     /// The number of the position after this entry. A listing that continues there passes it to
-    /// `readdir`. It is unique within the directory, never 0, and at most 2^63 - 3.
+    /// `readdir`. It is unique within the directory, and valid however the directory changes. It is
+    /// never 0, and at most 2^63 - 3. A listing with another cookie fails with `EIO`.
     pub cookie: u64,
     /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
     /// attributes calls no `lookup`.
@@ -81,32 +82,56 @@ impl OwnedDirEntry {
 
 /// A file system whose calls are futures. An [`AsyncServer`](crate::AsyncServer) serves it.
 ///
-/// Five methods are required. The other methods that change something fail with `EROFS` by default.
-/// An implementation writes each method as an `async fn`. Its futures run on the runtime of the
-/// program ([`Spawn`]).
+/// Five methods are required. By default, `make`, `remove`, `rename`, `setattr` and `write` fail
+/// with `EROFS`. Each other method names its default. An implementation writes each method as an
+/// `async fn`. Its futures run on the runtime of the program ([`Spawn`]).
 ///
 /// # What a back end may rely on
 /// - Calls that change one name never overlap, and no `lookup` of the name runs during such a call.
 ///   Calls of `setattr` for one inode do not overlap. All other calls may overlap.
-/// - Permissions are checked by the kernel, names are valid, and the kind of file fits the call.
-/// - A call that changes something, `open`, `release` and `flush` run to their end, even if the
-///   client is killed. Only the end of the runtime may drop them.
-/// - A killed client gets `EINTR` immediately if it waits for a change of names or for `open`.
-///   Requests for the same names wait for the end of the call. A killed client that waits for a
-///   change of content waits for the end.
-/// - Any other call is dropped if its client is killed. [`AsyncNode::caller`] returns the client.
+/// - The kernel has checked permissions by the mode, and names are valid. The kind of file fits the
+///   call, except in `remove`: another machine may have replaced the file, so `remove` compares its
+///   kind with `removal`.
+/// - These calls run to their end, even if the client is killed: `make`, `link`, `remove`,
+///   `rename`, `setattr`, `write`, `fallocate`, `copy_file_range`, `setxattr`, `removexattr`,
+///   `open`, `release`, `flush` and `unlock_owner`. Only the end of the runtime may drop them.
+/// - During such a call, a killed client gets `EINTR` immediately. Requests for the same names wait
+///   for the end of the call. In `flush` and in a change of content, the client waits for the end.
+/// - Any other call is dropped if its client is killed, `fsync` and `set_lock` too. A `set_lock`
+///   that waits is dropped by any signal. [`AsyncNode::caller`] returns the client.
 /// - [`AsyncFileSystem::forget`] is called after the last use of a file, when the cache has dropped
 ///   it. Until then, calls may use the file even if it has no name any more.
 ///
 /// # What a back end must do
 /// - It never reuses a pair (`ino`, `generation`) for another file.
-/// - If it has no inode numbers, it reports 0 for all of its files. Then the server numbers them,
-///   and no file has two names.
+/// - With inode numbers, it finds a file that has a name by `ino` alone, even after `forget`. The
+///   server may call `forget` while an answer with the file is on its way, and use the file again
+///   later.
+/// - Without inode numbers, it reports 0 for all of its files. Then the server numbers them, and no
+///   file has two names. The back end finds a file by [`AsyncNode::path`]. It keeps nothing under
+///   [`AsyncNode::ino`], because that number changes, and `forget` gets 0.
 /// - A call that fails changes nothing.
-/// - It finds a file that has a name by `ino` alone, even after `forget`. The server may call
-///   `forget` while an answer with the file is on its way, and use the file again later.
 /// - The kind of a file never changes, and no size exceeds 2^63 - 1.
 /// - A future must be safe to drop at each of its `await` points.
+///
+/// # Differences from a `FileSystem`
+/// | in a [`FileSystem`](corewalk::FileSystem) | here |
+/// |---|---|
+/// | `get_acl`, `set_acl` | no ACLs; `system.posix_acl_*` is `EOPNOTSUPP` |
+/// | `append` | `write` at the size in the kernel; two machines must not append to one file |
+/// | `seek` | lseek(2) shows a file as data without holes |
+/// | `tmpfile` | `O_TMPFILE` is `EOPNOTSUPP` |
+/// | `poll` | poll(2) shows each file as ready |
+/// | `ioctl`, `inode_flags`, `set_inode_flags` | `ENOTTY` |
+/// | `opendir`, `releasedir` | `readdir` gets no handle |
+/// | `by_number`, `parent` | no file handles for NFS |
+/// | `backing_file`, `leases` | none |
+/// | `Request::current` | `None`; [`AsyncNode::caller`], which `statfs` lacks |
+/// | `WriteCache::Back`, `Permissions::Server` | refused by [`Options::check_async`] |
+/// | io_uring by default | only with [`Transport::Uring`] |
+///
+/// [`Options::check_async`]: crate::Options::check_async
+/// [`Transport::Uring`]: crate::Transport::Uring
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. Each
@@ -245,7 +270,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Returns the target of a symbolic link.
+    /// Returns the target of a symbolic link, of at most 4,095 bytes. readlink(2) fails with
+    /// `ENAMETOOLONG` for a longer target. `EINVAL`, the default, if there are no symbolic links.
     fn readlink(&self, node: &AsyncNode) -> impl Future<Output = Result<Bytes, Errno>> + Send {
         async { Err(Errno::INVAL) }
     }
@@ -256,8 +282,12 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Opens a regular file with the flags of open(2). Later calls through the open file have the
-    /// handle in [`AsyncNode::handle`].
+    /// Opens a regular file. Later calls through the open file have the handle in
+    /// [`AsyncNode::handle`].
+    ///
+    /// `flags` are those of open(2) without `O_CREAT`, `O_EXCL`, `O_NOCTTY` and `O_TRUNC`. A
+    /// truncation arrives as a `setattr` of the size. Unknown bits may be set, so mask the flags
+    /// before you pass them to openat2(2).
     fn open(
         &self,
         node: &AsyncNode,
@@ -278,7 +308,7 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::NOSYS) }
     }
 
-    /// Makes data durable, and attributes unless `data_only`.
+    /// Makes data durable, and attributes unless `data_only`. Does nothing by default.
     fn fsync(
         &self,
         node: &AsyncNode,
@@ -287,12 +317,13 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Returns the values of statfs(2).
+    /// Returns the values of statfs(2), by default those of [`StatFs::default`].
     fn statfs(&self) -> impl Future<Output = Result<StatFs, Errno>> + Send {
         async { Ok(StatFs::default()) }
     }
 
-    /// Changes the allocation of a regular file. May fail with `ENOSPC` or `EFBIG`.
+    /// Changes the allocation of a regular file. May fail with `ENOSPC` or `EFBIG`. `EOPNOTSUPP`,
+    /// the default, if the back end cannot do it.
     fn fallocate(
         &self,
         node: &AsyncNode,
@@ -351,8 +382,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
     }
 
     /// Returns true if the back end manages locks, because other machines use the files too. If
-    /// false, the kernel manages the locks of this mount, and other machines do not see them. The
-    /// server then calls none of the next three methods.
+    /// false, the default, the kernel manages the locks of this mount, and other machines do not
+    /// see them. The server then calls none of the next three methods.
     fn has_locks(&self) -> bool {
         false
     }
@@ -390,7 +421,7 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Tells the back end that the cache has dropped an inode. Any thread may call this method. It
-    /// must neither wait nor call the server.
+    /// Tells the back end that the cache has dropped an inode. `ino` is 0 if the back end has no
+    /// inode numbers. Any thread may call this method. It must neither wait nor call the server.
     fn forget(&self, ino: u64, generation: u64) {}
 }

@@ -19,7 +19,7 @@ use crate::adapter::Adapter;
 use crate::lock_owners::LockOwners;
 use crate::mount::{EndSignals, Mount, MountError, MountOptions, mount_server};
 use crate::notify::Notifier;
-use crate::options::{Options, Ownership, Permissions, WriteCache};
+use crate::options::{Options, Ownership};
 use crate::server::ROOT_NODE;
 use crate::service::{Dispatch, Service};
 use crate::timeouts::Timeouts;
@@ -33,7 +33,8 @@ use crate::wire::{Features, Init, Message};
 /// runs no futures.
 ///
 /// # Errors
-/// The errors of [`serve`](crate::serve).
+/// The errors of [`serve`](crate::serve), and those of [`Mount::serve_async`].
+/// [`MountError::Options`] for the conflicts that [`Options::check_async`] finds.
 ///
 /// # Examples
 /// ```no_run
@@ -56,23 +57,57 @@ pub fn serve_async<F: AsyncFileSystem>(
     spawn: impl Spawn,
 ) -> Result<(), MountError> {
     let signals = EndSignals::watch()?;
-    options.check().map_err(MountError::Options)?;
+    options.check_async().map_err(MountError::Options)?;
     let server = AsyncServer::new(fs, options, spawn).map_err(MountError::FileSystem)?;
     Mount::serve_async(Arc::new(server), path, mount)?.wait_or_unmount(signals)
 }
 
 /// A server of an asynchronous file system.
 ///
-/// [`Mount::serve_async`] mounts this server, and has an example. See [`AsyncFileSystem`] for an
-/// example of a back end.
+/// [`Mount::serve_async`] mounts this server.
 ///
 /// - With [`Options::exclusive`], the server answers lookups and requests for attributes from its
 ///   cache.
 /// - With [`Options::shared`], it calls the back end whenever the kernel asks.
 /// - Requests for one name that wait at the same time share one answer of the back end. No request
 ///   gets an answer that is older than itself.
-/// - From the other options, the server uses the timeouts, `readdirplus`, the limits, and
-///   `requests_max`.
+/// - The server also uses the three timeouts, `readdirplus`, `write_bytes_max`, `background_max`,
+///   `requests_max` and `vfs`. It ignores `birth_times` and `passthrough`.
+///
+/// # Examples
+/// ```
+/// # use bytes::Bytes;
+/// # use corewalk::{Attr, Errno, Name};
+/// # use corewalk_fuse::{AsyncFileSystem, AsyncNode, OwnedDirEntry};
+/// # struct Empty;
+/// # impl AsyncFileSystem for Empty {
+/// #     async fn root(&self) -> Result<Attr, Errno> {
+/// #         Ok(Attr::dir(1))
+/// #     }
+/// #     async fn lookup(&self, _: &AsyncNode, _: Name<'_>) -> Result<Attr, Errno> {
+/// #         Err(Errno::NOENT)
+/// #     }
+/// #     async fn getattr(&self, _: &AsyncNode) -> Result<Attr, Errno> {
+/// #         Ok(Attr::dir(1))
+/// #     }
+/// #     async fn readdir(&self, _: &AsyncNode, _: u64) -> Result<Vec<OwnedDirEntry>, Errno> {
+/// #         Ok(Vec::new())
+/// #     }
+/// #     async fn read(&self, _: &AsyncNode, _: u64, _: u32) -> Result<Bytes, Errno> {
+/// #         Ok(Bytes::new())
+/// #     }
+/// # }
+/// use std::sync::Arc;
+/// use corewalk_fuse::{AsyncServer, Options};
+///
+/// let runtime = tokio::runtime::Runtime::new()?;
+/// let handle = runtime.handle().clone();
+/// let spawn = move |future| drop(handle.spawn(future));
+/// // `Empty` is an `AsyncFileSystem`. Its `root` runs on the runtime now.
+/// let server = AsyncServer::new(Arc::new(Empty), Options::shared(), spawn)?;
+/// assert_eq!(server.under_way(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct AsyncServer<F> {
     pub(super) fs: Arc<F>,
     pub(super) table: Arc<Table>,
@@ -117,16 +152,11 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     /// `fs` has returned the root directory. So do not call it on the only thread of the runtime.
     ///
     /// # Errors
-    /// `EINVAL` for options that [conflict](Options::check), for [`Permissions::Server`] and for
-    /// [`WriteCache::Back`]; `ENOTDIR` if the root is not a directory; the errors of
-    /// [`AsyncFileSystem::root`]; `EIO` if the runtime drops its future; `ENOMEM`.
+    /// `EINVAL` for options that [conflict](Options::check_async); `ENOTDIR` if the root is not a
+    /// directory; the errors of [`AsyncFileSystem::root`]; `EIO` if the runtime drops its future;
+    /// `ENOMEM`.
     pub fn new(fs: Arc<F>, options: Options, spawn: impl Spawn) -> Result<AsyncServer<F>, Errno> {
-        let is_refused = options.permissions == Permissions::Server
-            || options.write_cache == WriteCache::Back
-            || options.requests_max == 0;
-        if is_refused || options.check().is_err() {
-            return Err(Errno::INVAL);
-        }
+        options.check_async().map_err(|_| Errno::INVAL)?;
         let (sender, receiver) = channel();
         let asked = Arc::clone(&fs);
         spawn.spawn(Box::pin(async move {
@@ -286,7 +316,7 @@ impl<F: AsyncFileSystem> Mount<AsyncServer<F>> {
     /// Mounts the file system of `server` on the directory `path`.
     ///
     /// # Errors
-    /// A [`MountError`], in which case nothing is mounted. `EOPNOTSUPP` for
+    /// The errors of [`Mount::serve`]. [`MountError::System`] with `EOPNOTSUPP` for
     /// [`Transport::Fuser`].
     ///
     /// # Examples

@@ -12,7 +12,7 @@ use corewalk_base::{Condvar, Mutex};
 
 use super::requests::AsyncDispatcher;
 use super::*;
-use crate::options::{Options, ReaddirPlus};
+use crate::options::{Options, ReaddirPlus, WriteCache};
 use crate::service::{Dispatch as _, Outcome};
 use crate::wire::{Features, Init, Message, Opcode};
 
@@ -229,6 +229,19 @@ impl Rig {
 
     fn taken_calls(&self) -> Vec<String> {
         std::mem::take(&mut *self.fs.calls.lock())
+    }
+}
+
+#[test]
+fn options_that_the_server_lacks_are_refused_before_the_back_end_is_called() {
+    for options in [
+        Options::exclusive().with_server_permissions(),
+        Options::exclusive().with_write_cache(WriteCache::Back),
+        Options::exclusive().with_requests_max(0),
+    ] {
+        let spawn = |_: BoxedFuture| unreachable!("the options are checked first");
+        let server = AsyncServer::new(Arc::new(Fake::default()), options, spawn);
+        assert_eq!(server.map(drop), Err(Errno::INVAL));
     }
 }
 
