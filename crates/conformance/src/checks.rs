@@ -66,6 +66,10 @@ pub(crate) const ALL: [Check; 38] = [
     check("hard_links", "all names of a file lead to it, and are counted", links::hard),
     check("symlinks", "a symbolic link keeps its target", links::symbolic),
     check("xattrs", "attributes can be set, listed, replaced and removed", xattrs::all),
-    check("direct", "a back end by number refuses what its cache would", direct::refusals),
+    check(
+        "direct",
+        "called without the cache, a back end by number refuses wrong calls",
+        direct::refusals,
+    ),
     check("storm", "threads that rename, remove, read and write lose nothing", storm::run),
 ];

@@ -98,6 +98,22 @@ impl Mounted {
     /// Sets a function that drops the entry at a path from the caches of the kernel and of the
     /// server. The path begins at the directory of the suite. During the check `storm`, a thread
     /// calls the function again and again, even for paths that do not exist.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use corewalk_conformance::Mounted;
+    /// use corewalk_fuse::Mount;
+    ///
+    /// fn conforms(mount: &Mount) {
+    ///     let kernel = mount.kernel_cache().clone();
+    ///     Mounted::new(mount.point().path(), "target/tmp")
+    ///         .with_invalidation(move |path| {
+    ///             kernel.invalidate_entry_at(path).expect("notify the kernel");
+    ///         })
+    ///         .run()
+    ///         .assert();
+    /// }
+    /// ```
     #[must_use]
     pub fn with_invalidation(
         mut self,
