@@ -22,6 +22,8 @@ const ROOT: u64 = crate::server::ROOT_NODE;
 const KILLED: u32 = u32::MAX;
 /// The back end grants this lock, but its answer is lost.
 const LOST_LOCK: u64 = 99;
+/// A flush of this handle fails.
+const FULL: u64 = 98;
 const LISTING_BYTES: u32 = 4096;
 
 /// A back end with one file, which has the names `f` and `g`. Some of its answers are invalid.
@@ -139,6 +141,11 @@ impl AsyncFileSystem for Fake {
         Ok(Opened::new(77))
     }
 
+    async fn flush(&self, node: &AsyncNode) -> Result<(), Errno> {
+        self.call("flush".to_owned());
+        if node.handle() == FULL { Err(Errno::NOSPC) } else { Err(Errno::NOSYS) }
+    }
+
     async fn fsync(&self, node: &AsyncNode, _: bool) -> Result<(), Errno> {
         self.call(format!("fsync {} {}", node.ino(), node.handle()));
         Ok(())
@@ -164,7 +171,17 @@ impl AsyncFileSystem for Fake {
     }
 }
 
+/// If a test fails, its runtime must not wait for a call at the gate.
+struct OpensGate(Arc<Gate>);
+
+impl Drop for OpensGate {
+    fn drop(&mut self) {
+        self.0.set_closed(false);
+    }
+}
+
 struct Rig {
+    _opens_gate: OpensGate,
     fs: Arc<Fake>,
     server: Arc<AsyncServer<Fake>>,
     dispatcher: AsyncDispatcher<Fake>,
@@ -186,7 +203,8 @@ impl Rig {
         let init = Init::parse(Message::parse(&bytes, Features(0)).unwrap().args())
             .expect("a known version");
         let dispatcher = AsyncDispatcher::new(Arc::clone(&server), &init);
-        Rig { fs, server, dispatcher, _runtime: runtime }
+        let _opens_gate = OpensGate(Arc::clone(&fs.gate));
+        Rig { _opens_gate, fs, server, dispatcher, _runtime: runtime }
     }
 
     fn send(&self, bytes: &[u8]) -> Receiver<Result<Vec<u8>, Errno>> {
@@ -462,6 +480,20 @@ fn flush_of_a_killed_client_is_not_dropped() {
     assert!(rig.taken_calls().contains(&"unlock 77".to_owned()));
 }
 
+/// The back end may write data only in its `flush`. If the lock ended before, another machine could
+/// read the old data under its own lock.
+#[test]
+fn closed_file_is_flushed_before_its_locks_end() {
+    let rig = Rig::new(Options::exclusive());
+    let node = rig.lookup(b"f\0").unwrap();
+    rig.taken_calls();
+    let closed = rig.serve(Opcode::FLUSH, node, &args(&[5, 0, 77]));
+    assert_eq!(closed, Ok(Vec::new()), "the kernel goes on to send flushes");
+    assert_eq!(rig.taken_calls(), ["flush", "unlock 77"]);
+    assert_eq!(rig.serve(Opcode::FLUSH, node, &args(&[FULL, 0, 77])), Err(Errno::NOSPC));
+    assert_eq!(rig.taken_calls(), ["flush", "unlock 77"], "the locks end in spite of the error");
+}
+
 #[test]
 fn end_of_the_connection_ends_queued_requests() {
     let rig = Rig::new(Options::exclusive().with_requests_max(1));
@@ -470,7 +502,7 @@ fn end_of_the_connection_ends_queued_requests() {
     rig.wait_for("the lookup runs", |rig| !rig.fs.calls.lock().is_empty());
     let queued = rig.send(&message(Opcode::GETATTR, ROOT, 42, 1, &[0; 16]));
     let release = rig.send(&message(Opcode::RELEASE, ROOT, 44, 0, &[0; 24]));
-    let Rig { fs, server, dispatcher, _runtime } = rig;
+    let Rig { _opens_gate, fs, server, dispatcher, _runtime } = rig;
     drop(dispatcher);
     for answer in [running, queued] {
         assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
