@@ -14,7 +14,8 @@
 //!   back end (`flights`).
 //! - A killed client gets `EINTR` immediately ([`crate::interrupts`]), unless its request changes
 //!   content. A future that only reads is dropped. A future that changes names goes on, and keeps
-//!   the locks of the names.
+//!   the locks of the names. If `/proc` does not prove the kill, a change that has begun answers
+//!   with its result.
 //!
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).

@@ -93,7 +93,8 @@ impl OwnedDirEntry {
 ///   client is killed. Only the end of the runtime may drop them.
 /// - A killed client gets `EINTR` immediately if it waits for a change of names or for `open`.
 ///   Requests for the same names wait for the end of the call. A killed client that waits for a
-///   change of content waits for the end.
+///   change of content waits for the end. So does a client that waits for a change of names or
+///   attributes, if the server does not see it in `/proc`.
 /// - Any other call is dropped if its client is killed. [`AsyncNode::caller`] returns the client.
 /// - [`AsyncFileSystem::forget`] is called after the last use of a file, when the cache has dropped
 ///   it. Until then, calls may use the file even if it has no name any more.

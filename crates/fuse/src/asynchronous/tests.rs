@@ -18,8 +18,8 @@ use crate::wire::{Features, Init, Message, Opcode};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROOT: u64 = crate::server::ROOT_NODE;
-/// All pids are below 2^22, so a request of this pid counts as killed.
-const KILLED: u32 = u32::MAX;
+/// All pids are below 2^22, so `/proc` does not show a client with this pid.
+const UNSEEN: u32 = u32::MAX;
 /// The back end grants this lock, but its answer is lost.
 const LOST_LOCK: u64 = 99;
 /// A flush of this handle fails.
@@ -235,6 +235,10 @@ impl Rig {
         self.serve(Opcode::LOOKUP, ROOT, name).map(|body| word(&body, 0))
     }
 
+    fn has_called(&self, call: &str) -> bool {
+        self.fs.calls.lock().iter().any(|made| made == call)
+    }
+
     fn wait_for(&self, what: &str, condition: impl Fn(&Rig) -> bool) {
         for _ in 0..PATIENCE.as_millis() {
             if condition(self) {
@@ -359,9 +363,7 @@ fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
     let rig = Rig::new(Options::exclusive());
     rig.fs.gate.set_closed(true);
     let answer = rig.send(&message(Opcode::CREATE, ROOT, 2, 1, &create(b"slow\0", 0)));
-    rig.wait_for("the creation runs", |rig| {
-        rig.fs.calls.lock().iter().any(|call| call == "make slow")
-    });
+    rig.wait_for("the creation runs", |rig| rig.has_called("make slow"));
     let name = Name::new(b"slow").unwrap();
     crate::service::Service::invalidate_name(&*rig.server, ROOT, name).unwrap();
     rig.fs.gate.set_closed(false);
@@ -409,7 +411,7 @@ fn interrupt_before_its_request_is_remembered() {
     rig.fs.gate.set_closed(true);
     let interrupt = message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42]));
     assert!(rig.send(&interrupt).try_recv().is_err(), "an interrupt has no answer");
-    let answer = rig.send(&message(Opcode::LOOKUP, ROOT, 42, KILLED, b"slow\0"));
+    let answer = rig.send(&message(Opcode::LOOKUP, ROOT, 42, UNSEEN, b"slow\0"));
     assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
     rig.fs.gate.set_closed(false);
     rig.wait_for("the request ends", |rig| rig.server.under_way() == 0);
@@ -421,13 +423,31 @@ fn cancelled_change_that_has_not_begun_is_not_made() {
     rig.fs.gate.set_closed(true);
     let lookup = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
     rig.wait_for("the lookup runs", |rig| !rig.fs.calls.lock().is_empty());
-    let remove = rig.send(&message(Opcode::UNLINK, ROOT, 42, KILLED, b"slow\0"));
+    let remove = rig.send(&message(Opcode::UNLINK, ROOT, 42, UNSEEN, b"slow\0"));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
     assert_eq!(remove.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
     rig.fs.gate.set_closed(false);
     assert_eq!(lookup.recv_timeout(PATIENCE).expect("an answer").map(|body| word(&body, 0)), Ok(0));
     rig.wait_for("the requests end", |rig| rig.server.under_way() == 0);
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
+}
+
+/// `/proc` does not show the client, and the signal may be one that the client handles. An answer
+/// `EINTR` would then be wrong, because the change takes effect.
+#[test]
+fn change_that_has_begun_tells_an_unseen_client_its_result() {
+    for pid in [0, UNSEEN] {
+        let rig = Rig::new(Options::exclusive());
+        rig.fs.gate.set_closed(true);
+        let create = message(Opcode::CREATE, ROOT, 42, pid, &create(b"slow\0", 0));
+        let answer = rig.send(&create);
+        rig.wait_for("the creation runs", |rig| rig.has_called("make slow"));
+        rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
+        rig.fs.gate.set_closed(false);
+        let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("the file is made");
+        assert_eq!(word(&body, 40), 13, "the number of the new file");
+        rig.wait_for("the request ends", |rig| rig.server.under_way() == 0);
+    }
 }
 
 #[test]
@@ -464,7 +484,7 @@ fn flush_of_a_killed_client_is_not_dropped() {
     let node = rig.lookup(b"f\0").unwrap();
     rig.fs.gate.set_closed(true);
     let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
-    let flush = rig.send(&message(Opcode::FLUSH, node, 42, KILLED, &args(&[0, 0, 77])));
+    let flush = rig.send(&message(Opcode::FLUSH, node, 42, UNSEEN, &args(&[0, 0, 77])));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
     // A request that waits for a lock does not count for the limit, and must start although another
     // request runs.

@@ -13,8 +13,13 @@
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something:
 //! - Until then, a cancelled request is dropped.
-//! - After `begin`, the future runs to its end. Even a killed client waits for that end if the
-//!   content of a file changes. Otherwise the change could overwrite that of a later request.
+//! - After `begin`, the future runs to its end. A killed client gets `EINTR` before that end, with
+//!   two exceptions.
+//!   - If the content of a file changes, the client waits for the end. Otherwise the change could
+//!     overwrite that of a later request.
+//!   - If `/proc` does not prove the kill, the client gets the result of the change. A living
+//!     client would take `EINTR` to mean that nothing has changed. An open changes nothing, so its
+//!     client gets `EINTR` all the same.
 //!
 //! # Locks
 //! The mutex of a request may be locked under that of the queue. Neither is held while a future is
@@ -59,6 +64,8 @@ pub(super) struct Request {
     unique: u64,
     pid: u32,
     cancelled_by: CancelledBy,
+    /// True for an open, which changes nothing that a client sees.
+    is_open: bool,
     state: Mutex<State>,
     abort: AbortHandle,
     runs: AtomicBool,
@@ -128,6 +135,7 @@ impl UnderWay {
                 Opcode::SETLKW => CancelledBy::AnySignal,
                 _ => CancelledBy::Kill,
             },
+            is_open: header.opcode == Opcode::OPEN,
             state: Mutex::new(state),
             abort,
             runs: AtomicBool::new(false),
@@ -302,6 +310,20 @@ impl Interruptible for Request {
         if !has_begun {
             self.abort.abort();
         }
+    }
+
+    /// A change that has begun answers with its result, because a living client would take `EINTR`
+    /// to mean that nothing has changed.
+    fn cancel_unproven(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.has_begun && !self.is_open {
+            return false;
+        }
+        // From now on `begin` fails, so no change begins before `cancel` has the reply.
+        state.is_cancelled = true;
+        drop(state);
+        self.cancel();
+        true
     }
 }
 
