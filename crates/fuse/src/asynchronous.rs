@@ -9,7 +9,8 @@
 //! - The cache is an [`InodeTable`](corewalk::InodeTable), which never calls a back end. The user
 //!   data of an inode are its attributes (`node`).
 //! - Each request with a future has an entry in an index (`under_way`). At most
-//!   `Options::requests_max` futures run, and further requests wait in a queue.
+//!   `Options::requests_max` futures run, and further requests wait in a queue. A future that waits
+//!   for another request does not count.
 //! - Concurrent requests for one name, or for the attributes of one inode, share one answer of the
 //!   back end (`flights`).
 //! - A killed client gets `EINTR` immediately ([`crate::interrupts`]), unless its request changes

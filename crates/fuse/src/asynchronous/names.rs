@@ -131,7 +131,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 
     async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
-        let mut flight = self.flights.lock(name_key(dir, name)).await;
+        let mut flight = self.lock(name_key(dir, name)).await;
         if let Some(found) = self.cached_child(dir.number(), name.as_bytes()) {
             return Ok(found);
         }
@@ -225,7 +225,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Found, Errno> {
         let dir = self.file(message)?;
         let kind = FileKind::from_mode(what.mode).unwrap_or(FileKind::Regular);
-        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let mut flight = self.lock(name_key(&dir, name)).await;
         (what.gid, what.mode) = self.inherited(&dir, what.gid, what.mode).await?;
         let change = NameChange::begin(self, request, &dir, name)?;
         flight.clear();
@@ -293,7 +293,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let mut args = message.args();
         let (node, dir) = (self.other(message, args.u64()?)?, self.file(message)?);
         let name = Name::new(args.name()?)?;
-        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let mut flight = self.lock(name_key(&dir, name)).await;
         let change = NameChange::begin(self, request, &dir, name)?;
         request.begin(&node, Pages::Keep)?;
         flight.clear();
@@ -330,7 +330,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             Opcode::RMDIR => Removal::Rmdir,
             _ => Removal::Unlink,
         };
-        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let mut flight = self.lock(name_key(&dir, name)).await;
         let child = self.child(&dir, name).await?;
         let change = NameChange::begin(self, request, &dir, name)?;
         let _change_of_child = self.begin_child(request, child)?;

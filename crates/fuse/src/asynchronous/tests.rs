@@ -450,6 +450,32 @@ fn change_that_has_begun_tells_an_unseen_client_its_result() {
     }
 }
 
+/// The requests of 20 clients wait for one answer of the back end. They must leave the slots of
+/// running futures to requests about other files.
+#[test]
+fn requests_that_wait_for_one_answer_leave_their_slots_to_others() {
+    let rig = Rig::new(Options::exclusive().with_requests_max(2));
+    rig.fs.gate.set_closed(true);
+    let lookup = |unique, pid| rig.send(&message(Opcode::LOOKUP, ROOT, unique, pid, b"slow\0"));
+    let mut waiting = vec![lookup(40, 1)];
+    rig.wait_for("the lookup runs", |rig| rig.has_called("lookup slow"));
+    for unique in (100..140).step_by(2) {
+        waiting.push(lookup(unique, 1));
+        // A waiting future that is dropped must not change the number of slots.
+        let killed = lookup(unique + 100, UNSEEN);
+        rig.lookup(b"f\0").expect("an answer beside the requests that wait");
+        rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[unique + 100])));
+        assert_eq!(killed.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
+    }
+    rig.fs.gate.set_closed(false);
+    for answer in waiting {
+        let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("a missing name");
+        assert_eq!(word(&body, 0), 0);
+    }
+    rig.wait_for("the requests end", |rig| rig.server.under_way() == 0);
+    rig.lookup(b"g\0").expect("slots are free");
+}
+
 #[test]
 fn lock_that_is_granted_beside_a_signal_is_a_success() {
     let rig = Rig::new(Options::exclusive());

@@ -3,6 +3,10 @@
 //! A request is in the index from its start until its future has ended. At most `running_max`
 //! futures run. Further requests wait in a queue.
 //!
+//! A future that waits for another request ([`UnderWay::wait_for`]) does not count as running.
+//! Otherwise the requests that wait for one hung answer of the back end could stop all others. A
+//! future whose wait ends goes on at once, so for a short time more futures may run.
+//!
 //! # The end of a request
 //! A request and its cancellation may end at the same time. [`Request::take_reply`] gives out the
 //! reply once, so there is exactly one answer. When a future ends, the destructor of its
@@ -27,8 +31,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use corewalk::{Errno, FileKind, Name};
 use corewalk_base::Mutex;
@@ -81,6 +88,11 @@ struct State {
     /// True if the kernel must drop what it has cached about `touched`, because the answer does not
     /// tell it what has changed.
     is_stale: bool,
+}
+
+/// While the value exists, the future that has it does not count as running.
+struct Waiting<'u> {
+    under_way: &'u UnderWay,
 }
 
 /// Dropping the value ends the request.
@@ -195,6 +207,19 @@ impl UnderWay {
         Some(future)
     }
 
+    /// Called by a future that counts as running, to wait for the lock of a flight.
+    pub(super) async fn wait_for<T>(&self, lock: impl Future<Output = T> + Send) -> T {
+        let mut lock = pin!(lock);
+        if let Poll::Ready(locked) = poll_fn(|cx| Poll::Ready(lock.as_mut().poll(cx))).await {
+            return locked;
+        }
+        // If the future is dropped, `waiting` is dropped before the request's `Running`.
+        let waiting = Waiting::new(self);
+        let locked = lock.await;
+        drop(waiting);
+        locked
+    }
+
     pub(super) fn interrupt(&self, unique: u64) {
         if self.interrupts.interrupt(unique) {
             self.drop_cancelled();
@@ -271,6 +296,20 @@ impl Request {
     /// request that drops the lock.
     fn waits_for_lock(&self) -> bool {
         self.cancelled_by == CancelledBy::AnySignal
+    }
+}
+
+impl Waiting<'_> {
+    fn new(under_way: &UnderWay) -> Waiting<'_> {
+        under_way.queue.lock().running -= 1;
+        under_way.start_waiting();
+        Waiting { under_way }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.under_way.queue.lock().running += 1;
     }
 }
 
