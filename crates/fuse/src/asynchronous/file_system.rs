@@ -224,9 +224,11 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Renames `from` to `to` in the way that `mode` names. The kernel has already refused to move
-    /// a directory into itself. `ENOENT` if the name `from` does not exist; `ENOTEMPTY` for a
-    /// target directory that is not empty.
+    /// Renames `from` to `to` in the way that `mode` names. The server refuses to move a directory
+    /// into itself. Moves of directories to other parents never overlap. If other machines move
+    /// directories too, only the back end can refuse a loop of their moves with those of this
+    /// server. `ENOENT` if the name `from` does not exist; `ENOTEMPTY` for a target directory that
+    /// is not empty.
     fn rename(
         &self,
         from: (&AsyncNode, Name<'_>),

@@ -87,6 +87,9 @@ pub struct AsyncServer<F> {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Key {
+    /// Locked by renames that move a directory to another parent. The order of the variants is the
+    /// order of locking, so this key is the first one.
+    Topology,
     Name(u64, Box<[u8]>),
     Attributes(u64),
     SetAttributes(u64),

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
-use corewalk::{Attr, Errno, FileKind, FileLock, Make, Name, Opened, Removal};
+use corewalk::{Attr, Errno, FileKind, FileLock, Make, Name, Opened, Removal, RenameMode};
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex};
@@ -76,6 +76,8 @@ impl AsyncFileSystem for Fake {
         match name.as_bytes() {
             b"f" | b"g" => Ok(file()),
             b"turns" => Ok(Attr::file(8, 1)),
+            b"a" => Ok(Attr::dir(21)),
+            b"b" => Ok(Attr::dir(22)),
             // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request, so
             // `lookup` sees the value.
             b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
@@ -90,7 +92,7 @@ impl AsyncFileSystem for Fake {
     async fn getattr(&self, node: &AsyncNode) -> Result<Attr, Errno> {
         self.call(format!("getattr {}", node.ino()));
         Ok(match node.ino() {
-            ino @ (3 | 20) => Attr::dir(ino),
+            ino @ (3 | 20..=22) => Attr::dir(ino),
             // A regular file that turns into a directory.
             8 => Attr::dir(8),
             _ => file(),
@@ -129,6 +131,19 @@ impl AsyncFileSystem for Fake {
 
     async fn remove(&self, _: &AsyncNode, name: Name<'_>, _: Removal) -> Result<(), Errno> {
         self.call(format!("remove {}", String::from_utf8_lossy(name.as_bytes())));
+        Ok(())
+    }
+
+    async fn rename(
+        &self,
+        from: (&AsyncNode, Name<'_>),
+        _: (&AsyncNode, Name<'_>),
+        _: RenameMode,
+    ) -> Result<(), Errno> {
+        self.call(format!("rename {}", String::from_utf8_lossy(from.1.as_bytes())));
+        if from.1.as_bytes() == b"a" {
+            self.gate.pass();
+        }
         Ok(())
     }
 
@@ -269,6 +284,10 @@ fn word(body: &[u8], at: usize) -> u64 {
 
 fn args(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn rename(to: u64, flags: u32, names: &[u8]) -> Vec<u8> {
+    [&args(&[to, u64::from(flags)])[..], names].concat()
 }
 
 fn create(name: &[u8], flags: u32) -> Vec<u8> {
@@ -538,6 +557,38 @@ fn closed_file_is_flushed_before_its_locks_end() {
     assert_eq!(rig.taken_calls(), ["flush", "unlock 77"]);
     assert_eq!(rig.serve(Opcode::FLUSH, node, &args(&[FULL, 0, 77])), Err(Errno::NOSPC));
     assert_eq!(rig.taken_calls(), ["flush", "unlock 77"], "the locks end in spite of the error");
+}
+
+/// The client of the first rename was killed, and the kernel has released its lock of renames. So
+/// the kernel sends a second rename that makes a loop with the first one.
+#[test]
+fn second_rename_that_would_make_a_loop_with_the_first_is_refused() {
+    let rig = Rig::new(Options::exclusive());
+    let (a, b) = (rig.lookup(b"a\0").unwrap(), rig.lookup(b"b\0").unwrap());
+    rig.lookup(b"dir\0").unwrap();
+    rig.serve(Opcode::LOOKUP, a, b"f\0").unwrap();
+    rig.fs.gate.set_closed(true);
+    let first = rig.send(&message(Opcode::RENAME2, ROOT, 42, 1, &rename(b, 0, b"a\0a\0")));
+    rig.wait_for("the first rename runs", |rig| rig.has_called("rename a"));
+    let second = rig.send(&message(Opcode::RENAME2, ROOT, 44, 1, &rename(a, 0, b"b\0b\0")));
+    // Only moves of directories wait for each other.
+    let file = message(Opcode::RENAME2, ROOT, 46, 1, &rename(b, 0, b"g\0g\0"));
+    let within = message(Opcode::RENAME2, ROOT, 48, 1, &rename(ROOT, 0, b"dir\0new\0"));
+    for free in [file, within] {
+        let answer = rig.send(&free).recv_timeout(PATIENCE).expect("an answer");
+        assert_eq!(answer, Ok(Vec::new()));
+    }
+    rig.fs.gate.set_closed(false);
+    assert_eq!(first.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
+    assert_eq!(second.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INVAL));
+    // `b/a/f` and `b` would be exchanged.
+    let exchange = rustix::fs::RenameFlags::EXCHANGE.bits();
+    for (dir, to, names) in [(ROOT, a, b"b\0f\0"), (a, ROOT, b"f\0b\0")] {
+        let exchanged = rig.serve(Opcode::RENAME2, dir, &rename(to, exchange, names));
+        assert_eq!(exchanged, Err(Errno::INVAL));
+    }
+    assert!(!rig.has_called("rename b"));
+    rig.serve(Opcode::RENAME2, b, &rename(ROOT, 0, b"a\0a\0")).expect("the way back is free");
 }
 
 #[test]
