@@ -9,12 +9,14 @@
 //! - The cache is an [`InodeTable`](corewalk::InodeTable), which never calls a back end. The user
 //!   data of an inode are its attributes (`node`).
 //! - Each request with a future has an entry in an index (`under_way`). At most
-//!   `Options::requests_max` futures run, and further requests wait in a queue.
+//!   `Options::requests_max` futures run, and further requests wait in a queue. A future that waits
+//!   for another request does not count.
 //! - Concurrent requests for one name, or for the attributes of one inode, share one answer of the
 //!   back end (`flights`).
 //! - A killed client gets `EINTR` immediately ([`crate::interrupts`]), unless its request changes
 //!   content. A future that only reads is dropped. A future that changes names goes on, and keeps
-//!   the locks of the names.
+//!   the locks of the names. If `/proc` does not prove the kill, a change that has begun answers
+//!   with its result.
 //!
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).

@@ -10,6 +10,10 @@
 //! `/proc` shows whether `SIGKILL` is pending. A signal that kills a process makes `SIGKILL`
 //! pending for each of its threads.
 //!
+//! `/proc` may hide the client, for example in another PID namespace. Then the kill is unproven,
+//! and [`Interruptible::cancel_unproven`] decides. It cancels the request, unless a living client would
+//! take a wrong answer from that.
+//!
 //! The kernel reports only the first signal to a client. So a thread checks whether a later signal
 //! kills the client, until the interrupted request has ended.
 //!
@@ -47,6 +51,13 @@ pub(crate) trait Interruptible: Send + Sync {
     }
 
     fn cancel(&self);
+
+    /// Called instead of `cancel` if the client may be killed or alive. Returns false if the
+    /// request goes on.
+    fn cancel_unproven(&self) -> bool {
+        self.cancel();
+        true
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +67,14 @@ pub(crate) enum CancelledBy {
     Nothing,
     Kill,
     AnySignal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Killed {
+    No,
+    Proven,
+    /// `/proc` does not show the client.
+    Unknown,
 }
 
 #[derive(Default)]
@@ -126,12 +145,14 @@ impl Interrupts {
     pub(crate) fn signalled(&self, request: &Arc<dyn Interruptible>) -> bool {
         let is_cancelled = match request.cancelled_by() {
             CancelledBy::Nothing => return false,
-            CancelledBy::AnySignal => true,
-            CancelledBy::Kill => is_killed(request.pid()),
+            CancelledBy::AnySignal => {
+                request.cancel();
+                true
+            }
+            CancelledBy::Kill => is_cancelled_by_kill(&**request),
         };
-        match is_cancelled {
-            true => request.cancel(),
-            false => self.interrupted.watch(request),
+        if !is_cancelled {
+            self.interrupted.watch(request);
         }
         is_cancelled
     }
@@ -179,11 +200,7 @@ impl Interrupted {
             requests.retain(|request| match request.upgrade() {
                 None => false,
                 Some(request) if request.is_answered() => false,
-                Some(request) if is_killed(request.pid()) => {
-                    request.cancel();
-                    false
-                }
-                Some(_) => true,
+                Some(request) => !is_cancelled_by_kill(&*request),
             });
             let mut watched = self.watched.lock();
             watched.requests.append(&mut requests);
@@ -195,13 +212,28 @@ impl Interrupted {
     }
 }
 
-/// A thread that has ended, or that is in another PID namespace, counts as killed.
-fn is_killed(pid: u32) -> bool {
+fn is_cancelled_by_kill(request: &dyn Interruptible) -> bool {
+    match killed(request.pid()) {
+        Killed::No => false,
+        Killed::Proven => {
+            request.cancel();
+            true
+        }
+        Killed::Unknown => request.cancel_unproven(),
+    }
+}
+
+/// The thread of an unanswered request exists. So if its status is missing, `/proc` hides it.
+fn killed(pid: u32) -> Killed {
     let status = match pid {
-        0 => return true,
+        0 => return Killed::Unknown,
         pid => std::fs::read_to_string(format!("/proc/{pid}/status")),
     };
-    status.map_or(true, |status| has_pending_kill(&status))
+    match status {
+        Ok(status) if has_pending_kill(&status) => Killed::Proven,
+        Ok(_) => Killed::No,
+        Err(_) => Killed::Unknown,
+    }
 }
 
 fn has_pending_kill(status: &str) -> bool {
@@ -230,10 +262,10 @@ mod tests {
     }
 
     #[test]
-    fn running_thread_is_not_killed_and_a_missing_one_is() {
-        assert!(!is_killed(std::process::id()));
+    fn kill_of_a_thread_that_cannot_be_seen_is_unproven() {
+        assert_eq!(killed(std::process::id()), Killed::No);
         // All pids are below 2^22.
-        assert!(is_killed(u32::MAX));
-        assert!(is_killed(0));
+        assert_eq!(killed(u32::MAX), Killed::Unknown);
+        assert_eq!(killed(0), Killed::Unknown);
     }
 }

@@ -68,8 +68,9 @@ pub struct Options {
     pub background_max: u16,
     /// Maximum number of requests of an [`AsyncServer`](crate::AsyncServer) whose futures run at
     /// the same time. Further requests wait in a queue, which holds at most one request of each
-    /// client thread, and the kernel's background requests. At least 1. A
-    /// [`Server`](crate::Server) ignores this option.
+    /// client thread, and the kernel's background requests. A future does not count while it waits
+    /// for the answer of the back end to another request. At least 1. A [`Server`](crate::Server)
+    /// ignores this option.
     pub requests_max: usize,
     /// Whether statx(2) shows the time of creation. By default it does not, because the kernel does
     /// not get this time with the other attributes. It sends one more request for each file whose

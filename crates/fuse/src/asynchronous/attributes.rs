@@ -37,7 +37,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     /// The `bool` is true if the kernel may cache the attributes: no change of the inode has ended
     /// since the back end was asked.
     pub(super) async fn attributes(&self, node: &AsyncNode) -> Result<(Attr, bool), Errno> {
-        let mut flight = self.flights.lock(Key::Attributes(node.number())).await;
+        let mut flight = self.lock(Key::Attributes(node.number())).await;
         let cached = if self.is_exclusive() { node.cached() } else { None };
         if let Some(attr) = cached {
             return Ok((attr, true));
@@ -61,7 +61,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let (set, handle) = attributes_to_set(message)?;
         let node = self.file(message)?.with_handle(handle.unwrap_or(0));
-        let _flight = self.flights.lock(Key::SetAttributes(node.number())).await;
+        let _flight = self.lock(Key::SetAttributes(node.number())).await;
         request.begin(&node, if set.size.is_some() { Pages::Drop } else { Pages::Keep })?;
         let change = node.change();
         let attr = checked(self.fs.setattr(&node, &set).await?, node.kind());

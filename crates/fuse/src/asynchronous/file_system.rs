@@ -97,6 +97,7 @@ impl OwnedDirEntry {
 ///   `open`, `release`, `flush` and `unlock_owner`. Only the end of the runtime may drop them.
 /// - During such a call, a killed client gets `EINTR` immediately. Requests for the same names wait
 ///   for the end of the call. In `flush` and in a change of content, the client waits for the end.
+///   So it does in any change if the server does not see the client in `/proc`.
 /// - Any other call is dropped if its client is killed, `fsync` and `set_lock` too. A `set_lock`
 ///   that waits is dropped by any signal. [`AsyncNode::caller`] returns the client.
 /// - [`AsyncFileSystem::forget`] is called after the last use of a file, when the cache has dropped
@@ -248,9 +249,11 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Renames `from` to `to` in the way that `mode` names. The kernel has already refused to move
-    /// a directory into itself. `ENOENT` if the name `from` does not exist; `ENOTEMPTY` for a
-    /// target directory that is not empty.
+    /// Renames `from` to `to` in the way that `mode` names. The server refuses to move a directory
+    /// into itself. Moves of directories to other parents never overlap. If other machines move
+    /// directories too, only the back end can refuse a loop of their moves with those of this
+    /// server. `ENOENT` if the name `from` does not exist; `ENOTEMPTY` for a target directory that
+    /// is not empty.
     fn rename(
         &self,
         from: (&AsyncNode, Name<'_>),

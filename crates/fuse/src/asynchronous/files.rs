@@ -1,6 +1,9 @@
 //! Requests about open files and their content.
 
+use std::panic::AssertUnwindSafe;
+
 use corewalk::{Errno, Fallocate, Opened};
+use futures_util::FutureExt as _;
 use rustix::fs::OFlags;
 
 use super::AsyncFileSystem;
@@ -65,17 +68,20 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
-        let unlocked = self.end_locks(message, &node).await;
-        match self.fs.flush(&node).await {
+        let flushed = AssertUnwindSafe(self.fs.flush(&node)).catch_unwind().await;
+        // Like the kernel, end the locks after the flush, and even if it fails. If the locks ended
+        // before, another machine could read old data under its own lock.
+        let unlocked = match self.end_locks(message, &node).await {
+            Err(Errno::NOSYS) => Err(Errno::IO),
+            unlocked => unlocked,
+        };
+        match flushed.unwrap_or(Err(Errno::IO)) {
             // After an answer `ENOSYS` the kernel would send no more flushes, but each flush must
             // drop the locks of the process that closes the file.
-            Err(Errno::NOSYS) if self.fs.has_locks() => {}
-            flushed => flushed?,
+            Err(Errno::NOSYS) if self.fs.has_locks() => unlocked?,
+            flushed => flushed.and(unlocked)?,
         }
-        match unlocked {
-            Err(Errno::NOSYS) => Err(Errno::IO),
-            unlocked => unlocked.map(|()| Answer::default()),
-        }
+        Ok(Answer::default())
     }
 
     pub(super) async fn fsync(&self, message: &Message<'_>) -> Result<Answer, Errno> {

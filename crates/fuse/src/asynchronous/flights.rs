@@ -20,7 +20,9 @@
 //! # Locks
 //! The mutex of a shard is held only to read or change the map, never while a future waits. The
 //! lock of a key is an asynchronous mutex, which wakes waiting requests in any order. A request
-//! that locks two keys locks the smaller one first.
+//! that locks several keys locks them in their order, the smallest one first. The server's keys
+//! have the order `Key::Topology`, `Key::Name`, `Key::Attributes`. So no two requests wait for each
+//! other.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};

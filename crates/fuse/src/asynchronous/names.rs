@@ -3,6 +3,12 @@
 //! Each request locks its names ([`Key::Name`]) before it calls the back end, and keeps them locked
 //! until the table has the result. So no lookup of a name runs during a change of it, and the table
 //! gets the changes of a name in their order.
+//!
+//! # Moves of directories
+//! A rename that moves a directory to another parent also locks [`Key::Topology`]. With that lock,
+//! it checks in the table that the new parent is not below the moved directory. The check of the
+//! kernel is not enough: if the client of a rename is killed, the kernel allows the next rename
+//! before the first one has ended. The two renames could then move two directories into each other.
 
 use std::time::Duration;
 
@@ -75,8 +81,28 @@ impl<F: AsyncFileSystem> Drop for NameChange<'_, F> {
 enum Child {
     None,
     Node(AsyncNode),
-    Identity(Identity),
+    Identity(Identity, FileKind),
 }
+
+impl Child {
+    fn is_directory(&self) -> bool {
+        match self {
+            Child::None => false,
+            Child::Node(node) => node.kind() == FileKind::Directory,
+            Child::Identity(_, kind) => *kind == FileKind::Directory,
+        }
+    }
+}
+
+/// The locks of a rename, and the files that it moves.
+struct Renaming<'s> {
+    _topology: Option<Flight<'s, Key, Fetched>>,
+    first: Flight<'s, Key, Fetched>,
+    second: Option<Flight<'s, Key, Fetched>>,
+    children: [Child; 2],
+}
+
+type NameOf<'n> = (&'n AsyncNode, Name<'n>);
 
 struct ChildChange<'s, F: AsyncFileSystem> {
     server: &'s AsyncServer<F>,
@@ -131,7 +157,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 
     async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
-        let mut flight = self.flights.lock(name_key(dir, name)).await;
+        let mut flight = self.lock(name_key(dir, name)).await;
         if let Some(found) = self.cached_child(dir.number(), name.as_bytes()) {
             return Ok(found);
         }
@@ -225,7 +251,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Found, Errno> {
         let dir = self.file(message)?;
         let kind = FileKind::from_mode(what.mode).unwrap_or(FileKind::Regular);
-        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let mut flight = self.lock(name_key(&dir, name)).await;
         (what.gid, what.mode) = self.inherited(&dir, what.gid, what.mode).await?;
         let change = NameChange::begin(self, request, &dir, name)?;
         flight.clear();
@@ -293,7 +319,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let mut args = message.args();
         let (node, dir) = (self.other(message, args.u64()?)?, self.file(message)?);
         let name = Name::new(args.name()?)?;
-        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let mut flight = self.lock(name_key(&dir, name)).await;
         let change = NameChange::begin(self, request, &dir, name)?;
         request.begin(&node, Pages::Keep)?;
         flight.clear();
@@ -330,7 +356,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             Opcode::RMDIR => Removal::Rmdir,
             _ => Removal::Unlink,
         };
-        let mut flight = self.flights.lock(name_key(&dir, name)).await;
+        let mut flight = self.lock(name_key(&dir, name)).await;
         let child = self.child(&dir, name).await?;
         let change = NameChange::begin(self, request, &dir, name)?;
         let _change_of_child = self.begin_child(request, child)?;
@@ -362,14 +388,12 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             _ => return Err(Errno::INVAL),
         };
         let (old, new) = (Name::new(args.name()?)?, Name::new(args.name()?)?);
-        let (mut first, mut second) =
-            self.flights.lock_both(name_key(&from, old), name_key(&to, new)).await;
-        let children = [self.child(&from, old).await?, self.child(&to, new).await?];
+        let Renaming { _topology, mut first, mut second, children: [old_child, new_child] } =
+            self.lock_rename((&from, old), (&to, new), mode).await?;
         let changes = [
             NameChange::begin(self, request, &from, old)?,
             NameChange::begin(self, request, &to, new)?,
         ];
-        let [old_child, new_child] = children;
         let _changes_of_children =
             [self.begin_child(request, old_child)?, self.begin_child(request, new_child)?];
         let flights = [Some(&mut first), second.as_mut()].into_iter().flatten();
@@ -392,6 +416,66 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         renamed.map(|()| Answer::default())
     }
 
+    /// Locks the names of a rename, and [`Key::Topology`] if it moves a directory to another parent.
+    ///
+    /// # Errors
+    /// `EINVAL` if a directory would move into itself; the errors of [`AsyncServer::child`].
+    async fn lock_rename(
+        &self,
+        from: NameOf<'_>,
+        to: NameOf<'_>,
+        mode: RenameMode,
+    ) -> Result<Renaming<'_>, Errno> {
+        let mut topology = None;
+        loop {
+            let keys = (name_key(from.0, from.1), name_key(to.0, to.1));
+            let names = self.flights.lock_both(keys.0, keys.1);
+            let (first, second) = self.under_way.wait_for(names).await;
+            let old = self.child(from.0, from.1).await?;
+            let new = self.child(to.0, to.1).await?;
+            let is_exchange = mode == RenameMode::Exchange;
+            let moves_directory = from.0.number() != to.0.number()
+                && (old.is_directory() || is_exchange && new.is_directory());
+            if moves_directory && topology.is_none() {
+                // Only a holder of the names knows whether they are directories, but the key of the
+                // moves precedes those of the names.
+                drop((first, second));
+                topology = Some(self.lock(Key::Topology).await);
+                continue;
+            }
+            let makes_loop =
+                || self.is_above(&old, to.0) || is_exchange && self.is_above(&new, from.0);
+            if moves_directory && makes_loop() {
+                return Err(Errno::INVAL);
+            }
+            return Ok(Renaming { _topology: topology, first, second, children: [old, new] });
+        }
+    }
+
+    /// Returns true if `dir` is the directory `child`, or is below it. The caller has locked
+    /// [`Key::Topology`].
+    fn is_above(&self, child: &Child, dir: &AsyncNode) -> bool {
+        let top = match child {
+            Child::Node(node) => node.number(),
+            Child::Identity(identity, _) => match self.known(*identity) {
+                Some(node) => node.number(),
+                // The table knows nothing below the directory.
+                None => return false,
+            },
+            Child::None => return false,
+        };
+        let mut at = dir.number();
+        while at != top {
+            // If a directory above `dir` was removed, the back end answers the rename.
+            let parent = self.table.get(at).and_then(|node| node.parent_ino());
+            match parent {
+                Ok(parent) if parent != at => at = parent,
+                _ => return false,
+            }
+        }
+        true
+    }
+
     /// The caller has locked the name. If the table may have lost the name, the back end is asked
     /// for the identity of the inode.
     async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
@@ -404,7 +488,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             return Ok(Child::None);
         }
         match self.fs.lookup(dir, name).await {
-            Ok(attr) => Ok(Child::Identity((attr.ino, attr.generation))),
+            Ok(attr) => Ok(Child::Identity((attr.ino, attr.generation), attr.kind())),
             Err(Errno::NOENT) => Ok(Child::None),
             Err(error) => Err(error),
         }
@@ -418,7 +502,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let (node, identity) = match child {
             Child::None => (None, None),
             Child::Node(node) => (Some(node), None),
-            Child::Identity(identity) => (self.known(identity), Some(identity)),
+            Child::Identity(identity, _) => (self.known(identity), Some(identity)),
         };
         let change = node.map(|node| begin(request, &node)).transpose()?;
         let identity = if change.is_none() { identity } else { None };

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use corewalk::attr::mode;
 use corewalk::{Attr, Errno, FileKind, InodeTable, Name, TableNode, Vfs};
 
-use super::flights::Flights;
+use super::flights::{Flight, Flights};
 use super::identities::Known;
 use super::listing::Listings;
 use super::node::{Inode, Shared, Table};
@@ -122,6 +122,9 @@ pub struct AsyncServer<F> {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Key {
+    /// Locked by renames that move a directory to another parent. The order of the variants is the
+    /// order of locking, so this key is the first one.
+    Topology,
     Name(u64, Box<[u8]>),
     Attributes(u64),
     SetAttributes(u64),
@@ -226,6 +229,10 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) fn timeouts(&self, attr: &Attr, is_current: bool) -> Timeouts {
         let timeouts = self.timeouts.set_by(attr);
         if is_current { timeouts } else { timeouts.without_attributes() }
+    }
+
+    pub(super) async fn lock(&self, key: Key) -> Flight<'_, Key, Fetched> {
+        self.under_way.wait_for(self.flights.lock(key)).await
     }
 
     /// Returns `None` if other programs may change files, because a cached answer may then be old.

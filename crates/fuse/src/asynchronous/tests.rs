@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
-use corewalk::{Attr, Errno, FileKind, FileLock, Make, Name, Opened, Removal};
+use corewalk::{Attr, Errno, FileKind, FileLock, Make, Name, Opened, Removal, RenameMode};
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex};
@@ -18,10 +18,12 @@ use crate::wire::{Features, Init, Message, Opcode};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROOT: u64 = crate::server::ROOT_NODE;
-/// All pids are below 2^22, so a request of this pid counts as killed.
-const KILLED: u32 = u32::MAX;
+/// All pids are below 2^22, so `/proc` does not show a client with this pid.
+const UNSEEN: u32 = u32::MAX;
 /// The back end grants this lock, but its answer is lost.
 const LOST_LOCK: u64 = 99;
+/// A flush of this handle fails.
+const FULL: u64 = 98;
 const LISTING_BYTES: u32 = 4096;
 
 /// A back end with one file, which has the names `f` and `g`. Some of its answers are invalid.
@@ -74,6 +76,8 @@ impl AsyncFileSystem for Fake {
         match name.as_bytes() {
             b"f" | b"g" => Ok(file()),
             b"turns" => Ok(Attr::file(8, 1)),
+            b"a" => Ok(Attr::dir(21)),
+            b"b" => Ok(Attr::dir(22)),
             // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request, so
             // `lookup` sees the value.
             b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
@@ -88,7 +92,7 @@ impl AsyncFileSystem for Fake {
     async fn getattr(&self, node: &AsyncNode) -> Result<Attr, Errno> {
         self.call(format!("getattr {}", node.ino()));
         Ok(match node.ino() {
-            ino @ (3 | 20) => Attr::dir(ino),
+            ino @ (3 | 20..=22) => Attr::dir(ino),
             // A regular file that turns into a directory.
             8 => Attr::dir(8),
             _ => file(),
@@ -130,6 +134,19 @@ impl AsyncFileSystem for Fake {
         Ok(())
     }
 
+    async fn rename(
+        &self,
+        from: (&AsyncNode, Name<'_>),
+        _: (&AsyncNode, Name<'_>),
+        _: RenameMode,
+    ) -> Result<(), Errno> {
+        self.call(format!("rename {}", String::from_utf8_lossy(from.1.as_bytes())));
+        if from.1.as_bytes() == b"a" {
+            self.gate.pass();
+        }
+        Ok(())
+    }
+
     fn has_open_state(&self) -> bool {
         true
     }
@@ -137,6 +154,11 @@ impl AsyncFileSystem for Fake {
     async fn open(&self, _: &AsyncNode, flags: u32) -> Result<Opened, Errno> {
         self.call(format!("open {flags}"));
         Ok(Opened::new(77))
+    }
+
+    async fn flush(&self, node: &AsyncNode) -> Result<(), Errno> {
+        self.call("flush".to_owned());
+        if node.handle() == FULL { Err(Errno::NOSPC) } else { Err(Errno::NOSYS) }
     }
 
     async fn fsync(&self, node: &AsyncNode, _: bool) -> Result<(), Errno> {
@@ -164,7 +186,17 @@ impl AsyncFileSystem for Fake {
     }
 }
 
+/// If a test fails, its runtime must not wait for a call at the gate.
+struct OpensGate(Arc<Gate>);
+
+impl Drop for OpensGate {
+    fn drop(&mut self) {
+        self.0.set_closed(false);
+    }
+}
+
 struct Rig {
+    _opens_gate: OpensGate,
     fs: Arc<Fake>,
     server: Arc<AsyncServer<Fake>>,
     dispatcher: AsyncDispatcher<Fake>,
@@ -186,7 +218,8 @@ impl Rig {
         let init = Init::parse(Message::parse(&bytes, Features(0)).unwrap().args())
             .expect("a known version");
         let dispatcher = AsyncDispatcher::new(Arc::clone(&server), &init);
-        Rig { fs, server, dispatcher, _runtime: runtime }
+        let _opens_gate = OpensGate(Arc::clone(&fs.gate));
+        Rig { _opens_gate, fs, server, dispatcher, _runtime: runtime }
     }
 
     fn send(&self, bytes: &[u8]) -> Receiver<Result<Vec<u8>, Errno>> {
@@ -215,6 +248,10 @@ impl Rig {
 
     fn lookup(&self, name: &[u8]) -> Result<u64, Errno> {
         self.serve(Opcode::LOOKUP, ROOT, name).map(|body| word(&body, 0))
+    }
+
+    fn has_called(&self, call: &str) -> bool {
+        self.fs.calls.lock().iter().any(|made| made == call)
     }
 
     fn wait_for(&self, what: &str, condition: impl Fn(&Rig) -> bool) {
@@ -260,6 +297,10 @@ fn word(body: &[u8], at: usize) -> u64 {
 
 fn args(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn rename(to: u64, flags: u32, names: &[u8]) -> Vec<u8> {
+    [&args(&[to, u64::from(flags)])[..], names].concat()
 }
 
 fn create(name: &[u8], flags: u32) -> Vec<u8> {
@@ -354,9 +395,7 @@ fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
     let rig = Rig::new(Options::exclusive());
     rig.fs.gate.set_closed(true);
     let answer = rig.send(&message(Opcode::CREATE, ROOT, 2, 1, &create(b"slow\0", 0)));
-    rig.wait_for("the creation runs", |rig| {
-        rig.fs.calls.lock().iter().any(|call| call == "make slow")
-    });
+    rig.wait_for("the creation runs", |rig| rig.has_called("make slow"));
     let name = Name::new(b"slow").unwrap();
     crate::service::Service::invalidate_name(&*rig.server, ROOT, name).unwrap();
     rig.fs.gate.set_closed(false);
@@ -404,7 +443,7 @@ fn interrupt_before_its_request_is_remembered() {
     rig.fs.gate.set_closed(true);
     let interrupt = message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42]));
     assert!(rig.send(&interrupt).try_recv().is_err(), "an interrupt has no answer");
-    let answer = rig.send(&message(Opcode::LOOKUP, ROOT, 42, KILLED, b"slow\0"));
+    let answer = rig.send(&message(Opcode::LOOKUP, ROOT, 42, UNSEEN, b"slow\0"));
     assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
     rig.fs.gate.set_closed(false);
     rig.wait_for("the request ends", |rig| rig.server.under_way() == 0);
@@ -416,13 +455,57 @@ fn cancelled_change_that_has_not_begun_is_not_made() {
     rig.fs.gate.set_closed(true);
     let lookup = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
     rig.wait_for("the lookup runs", |rig| !rig.fs.calls.lock().is_empty());
-    let remove = rig.send(&message(Opcode::UNLINK, ROOT, 42, KILLED, b"slow\0"));
+    let remove = rig.send(&message(Opcode::UNLINK, ROOT, 42, UNSEEN, b"slow\0"));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
     assert_eq!(remove.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
     rig.fs.gate.set_closed(false);
     assert_eq!(lookup.recv_timeout(PATIENCE).expect("an answer").map(|body| word(&body, 0)), Ok(0));
     rig.wait_for("the requests end", |rig| rig.server.under_way() == 0);
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
+}
+
+/// `/proc` does not show the client, and the signal may be one that the client handles. An answer
+/// `EINTR` would then be wrong, because the change takes effect.
+#[test]
+fn change_that_has_begun_tells_an_unseen_client_its_result() {
+    for pid in [0, UNSEEN] {
+        let rig = Rig::new(Options::exclusive());
+        rig.fs.gate.set_closed(true);
+        let create = message(Opcode::CREATE, ROOT, 42, pid, &create(b"slow\0", 0));
+        let answer = rig.send(&create);
+        rig.wait_for("the creation runs", |rig| rig.has_called("make slow"));
+        rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
+        rig.fs.gate.set_closed(false);
+        let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("the file is made");
+        assert_eq!(word(&body, 40), 13, "the number of the new file");
+        rig.wait_for("the request ends", |rig| rig.server.under_way() == 0);
+    }
+}
+
+/// The requests of 20 clients wait for one answer of the back end. They must leave the slots of
+/// running futures to requests about other files.
+#[test]
+fn requests_that_wait_for_one_answer_leave_their_slots_to_others() {
+    let rig = Rig::new(Options::exclusive().with_requests_max(2));
+    rig.fs.gate.set_closed(true);
+    let lookup = |unique, pid| rig.send(&message(Opcode::LOOKUP, ROOT, unique, pid, b"slow\0"));
+    let mut waiting = vec![lookup(40, 1)];
+    rig.wait_for("the lookup runs", |rig| rig.has_called("lookup slow"));
+    for unique in (100..140).step_by(2) {
+        waiting.push(lookup(unique, 1));
+        // A waiting future that is dropped must not change the number of slots.
+        let killed = lookup(unique + 100, UNSEEN);
+        rig.lookup(b"f\0").expect("an answer beside the requests that wait");
+        rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[unique + 100])));
+        assert_eq!(killed.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));
+    }
+    rig.fs.gate.set_closed(false);
+    for answer in waiting {
+        let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("a missing name");
+        assert_eq!(word(&body, 0), 0);
+    }
+    rig.wait_for("the requests end", |rig| rig.server.under_way() == 0);
+    rig.lookup(b"g\0").expect("slots are free");
 }
 
 #[test]
@@ -459,7 +542,7 @@ fn flush_of_a_killed_client_is_not_dropped() {
     let node = rig.lookup(b"f\0").unwrap();
     rig.fs.gate.set_closed(true);
     let running = rig.send(&message(Opcode::LOOKUP, ROOT, 40, 1, b"slow\0"));
-    let flush = rig.send(&message(Opcode::FLUSH, node, 42, KILLED, &args(&[0, 0, 77])));
+    let flush = rig.send(&message(Opcode::FLUSH, node, 42, UNSEEN, &args(&[0, 0, 77])));
     rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[42])));
     // A request that waits for a lock does not count for the limit, and must start although another
     // request runs.
@@ -475,6 +558,52 @@ fn flush_of_a_killed_client_is_not_dropped() {
     assert!(rig.taken_calls().contains(&"unlock 77".to_owned()));
 }
 
+/// The back end may write data only in its `flush`. If the lock ended before, another machine could
+/// read the old data under its own lock.
+#[test]
+fn closed_file_is_flushed_before_its_locks_end() {
+    let rig = Rig::new(Options::exclusive());
+    let node = rig.lookup(b"f\0").unwrap();
+    rig.taken_calls();
+    let closed = rig.serve(Opcode::FLUSH, node, &args(&[5, 0, 77]));
+    assert_eq!(closed, Ok(Vec::new()), "the kernel goes on to send flushes");
+    assert_eq!(rig.taken_calls(), ["flush", "unlock 77"]);
+    assert_eq!(rig.serve(Opcode::FLUSH, node, &args(&[FULL, 0, 77])), Err(Errno::NOSPC));
+    assert_eq!(rig.taken_calls(), ["flush", "unlock 77"], "the locks end in spite of the error");
+}
+
+/// The client of the first rename was killed, and the kernel has released its lock of renames. So
+/// the kernel sends a second rename that makes a loop with the first one.
+#[test]
+fn second_rename_that_would_make_a_loop_with_the_first_is_refused() {
+    let rig = Rig::new(Options::exclusive());
+    let (a, b) = (rig.lookup(b"a\0").unwrap(), rig.lookup(b"b\0").unwrap());
+    rig.lookup(b"dir\0").unwrap();
+    rig.serve(Opcode::LOOKUP, a, b"f\0").unwrap();
+    rig.fs.gate.set_closed(true);
+    let first = rig.send(&message(Opcode::RENAME2, ROOT, 42, 1, &rename(b, 0, b"a\0a\0")));
+    rig.wait_for("the first rename runs", |rig| rig.has_called("rename a"));
+    let second = rig.send(&message(Opcode::RENAME2, ROOT, 44, 1, &rename(a, 0, b"b\0b\0")));
+    // Only moves of directories wait for each other.
+    let file = message(Opcode::RENAME2, ROOT, 46, 1, &rename(b, 0, b"g\0g\0"));
+    let within = message(Opcode::RENAME2, ROOT, 48, 1, &rename(ROOT, 0, b"dir\0new\0"));
+    for free in [file, within] {
+        let answer = rig.send(&free).recv_timeout(PATIENCE).expect("an answer");
+        assert_eq!(answer, Ok(Vec::new()));
+    }
+    rig.fs.gate.set_closed(false);
+    assert_eq!(first.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
+    assert_eq!(second.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INVAL));
+    // `b/a/f` and `b` would be exchanged.
+    let exchange = rustix::fs::RenameFlags::EXCHANGE.bits();
+    for (dir, to, names) in [(ROOT, a, b"b\0f\0"), (a, ROOT, b"f\0b\0")] {
+        let exchanged = rig.serve(Opcode::RENAME2, dir, &rename(to, exchange, names));
+        assert_eq!(exchanged, Err(Errno::INVAL));
+    }
+    assert!(!rig.has_called("rename b"));
+    rig.serve(Opcode::RENAME2, b, &rename(ROOT, 0, b"a\0a\0")).expect("the way back is free");
+}
+
 #[test]
 fn end_of_the_connection_ends_queued_requests() {
     let rig = Rig::new(Options::exclusive().with_requests_max(1));
@@ -483,7 +612,7 @@ fn end_of_the_connection_ends_queued_requests() {
     rig.wait_for("the lookup runs", |rig| !rig.fs.calls.lock().is_empty());
     let queued = rig.send(&message(Opcode::GETATTR, ROOT, 42, 1, &[0; 16]));
     let release = rig.send(&message(Opcode::RELEASE, ROOT, 44, 0, &[0; 24]));
-    let Rig { fs, server, dispatcher, _runtime } = rig;
+    let Rig { _opens_gate, fs, server, dispatcher, _runtime } = rig;
     drop(dispatcher);
     for answer in [running, queued] {
         assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Err(Errno::INTR));

@@ -3,6 +3,10 @@
 //! A request is in the index from its start until its future has ended. At most `running_max`
 //! futures run. Further requests wait in a queue.
 //!
+//! A future that waits for another request ([`UnderWay::wait_for`]) does not count as running.
+//! Otherwise the requests that wait for one hung answer of the back end could stop all others. A
+//! future whose wait ends goes on at once, so for a short time more futures may run.
+//!
 //! # The end of a request
 //! A request and its cancellation may end at the same time. [`Request::take_reply`] gives out the
 //! reply once, so there is exactly one answer. When a future ends, the destructor of its
@@ -13,8 +17,13 @@
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something:
 //! - Until then, a cancelled request is dropped.
-//! - After `begin`, the future runs to its end. Even a killed client waits for that end if the
-//!   content of a file changes. Otherwise the change could overwrite that of a later request.
+//! - After `begin`, the future runs to its end. A killed client gets `EINTR` before that end, with
+//!   two exceptions.
+//!   - If the content of a file changes, the client waits for the end. Otherwise the change could
+//!     overwrite that of a later request.
+//!   - If `/proc` does not prove the kill, the client gets the result of the change. A living
+//!     client would take `EINTR` to mean that nothing has changed. An open changes nothing, so its
+//!     client gets `EINTR` all the same.
 //!
 //! # Locks
 //! The mutex of a request may be locked under that of the queue. Neither is held while a future is
@@ -22,8 +31,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use corewalk::{Errno, FileKind, Name};
 use corewalk_base::Mutex;
@@ -59,6 +71,8 @@ pub(super) struct Request {
     unique: u64,
     pid: u32,
     cancelled_by: CancelledBy,
+    /// True for an open, which changes nothing that a client sees.
+    is_open: bool,
     state: Mutex<State>,
     abort: AbortHandle,
     runs: AtomicBool,
@@ -74,6 +88,11 @@ struct State {
     /// True if the kernel must drop what it has cached about `touched`, because the answer does not
     /// tell it what has changed.
     is_stale: bool,
+}
+
+/// While the value exists, the future that has it does not count as running.
+struct Waiting<'u> {
+    under_way: &'u UnderWay,
 }
 
 /// Dropping the value ends the request.
@@ -128,6 +147,7 @@ impl UnderWay {
                 Opcode::SETLKW => CancelledBy::AnySignal,
                 _ => CancelledBy::Kill,
             },
+            is_open: header.opcode == Opcode::OPEN,
             state: Mutex::new(state),
             abort,
             runs: AtomicBool::new(false),
@@ -185,6 +205,19 @@ impl UnderWay {
         // runtime gets the future after the store.
         request.runs.store(true, Ordering::Relaxed);
         Some(future)
+    }
+
+    /// Called by a future that counts as running, to wait for the lock of a flight.
+    pub(super) async fn wait_for<T>(&self, lock: impl Future<Output = T> + Send) -> T {
+        let mut lock = pin!(lock);
+        if let Poll::Ready(locked) = poll_fn(|cx| Poll::Ready(lock.as_mut().poll(cx))).await {
+            return locked;
+        }
+        // If the future is dropped, `waiting` is dropped before the request's `Running`.
+        let waiting = Waiting::new(self);
+        let locked = lock.await;
+        drop(waiting);
+        locked
     }
 
     pub(super) fn interrupt(&self, unique: u64) {
@@ -266,6 +299,20 @@ impl Request {
     }
 }
 
+impl Waiting<'_> {
+    fn new(under_way: &UnderWay) -> Waiting<'_> {
+        under_way.queue.lock().running -= 1;
+        under_way.start_waiting();
+        Waiting { under_way }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.under_way.queue.lock().running += 1;
+    }
+}
+
 impl Interruptible for Request {
     fn pid(&self) -> u32 {
         self.pid
@@ -302,6 +349,20 @@ impl Interruptible for Request {
         if !has_begun {
             self.abort.abort();
         }
+    }
+
+    /// A change that has begun answers with its result, because a living client would take `EINTR`
+    /// to mean that nothing has changed.
+    fn cancel_unproven(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.has_begun && !self.is_open {
+            return false;
+        }
+        // From now on `begin` fails, so no change begins before `cancel` has the reply.
+        state.is_cancelled = true;
+        drop(state);
+        self.cancel();
+        true
     }
 }
 
