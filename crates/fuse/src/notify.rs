@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use corewalk::{Errno, Name};
+use corewalk::{Errno, FileKind, Name};
 
 use crate::mount::{Device, MountsBelow, Pages};
 use crate::service::Service;
@@ -59,17 +59,27 @@ impl KernelCache {
     /// The errors of the kernel, such as `ENOTDIR`. If the kernel has nothing cached, that is no
     /// error.
     pub fn invalidate_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
-        self.server.nodes_of(parent).into_iter().try_for_each(|node| self.drop_entry(node, name))
+        let mut nodes = self.server.nodes_of(parent).into_iter();
+        nodes.try_for_each(|node| self.drop_entry(node, name, false))
     }
 
-    fn drop_entry(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
-        match self.server.invalidate_name(parent, name) {
+    /// Drops a name, and the cached listings of the directories below it. With `with_files`, also
+    /// drops the attributes and pages of the files.
+    fn drop_entry(&self, parent: u64, name: Name<'_>, with_files: bool) -> Result<(), Errno> {
+        let mut nodes = Vec::new();
+        let dropped = self.server.invalidate_name(parent, name, &mut |node, kind| {
+            if with_files || kind == FileKind::Directory {
+                nodes.push(node);
+            }
+        });
+        match dropped {
             // A removed directory has no names.
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
-        self.device.notify_inval_entry(parent, name.as_bytes())
+        self.device.notify_inval_entry(parent, name.as_bytes())?;
+        nodes.into_iter().try_for_each(|node| self.device.notify_inval_inode(node, Pages::Drop))
     }
 
     /// Drops the cached answer for the name at `path`, for example because a file was made, renamed
@@ -93,26 +103,38 @@ impl KernelCache {
     /// }
     /// ```
     pub fn invalidate_entry_at(&self, path: &Path) -> Result<(), Errno> {
+        self.drop_path(path, false)
+    }
+
+    /// A name on the path may have been dropped before, while its directory is still in use. The
+    /// kernel knows the names in that directory, so the path goes on there.
+    fn drop_path(&self, path: &Path, with_files: bool) -> Result<(), Errno> {
         let vfs = self.server.vfs();
         let path = path.as_os_str().as_bytes();
         let mut names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
-        let mut dir = vfs.root();
+        let mut dirs = vec![vfs.root()];
         while let Some(name) = names.next() {
-            let name = Name::new(name)?;
-            let child = match names.peek() {
-                Some(_) => vfs.cached_child(&dir, name),
-                None => Err(Errno::NOENT),
-            };
-            match child {
-                Ok(child) => dir = child,
+            let (name, is_last) = (Name::new(name)?, names.peek().is_none());
+            let mut below = Vec::new();
+            for dir in &dirs {
+                let is_cached = match vfs.cached_child(dir, name) {
+                    Ok(_) => true,
+                    Err(Errno::NOENT | Errno::NOTDIR) => false,
+                    Err(error) => return Err(error),
+                };
+                if !is_last {
+                    below.extend(vfs.directories_at(dir, name).unwrap_or_default());
+                }
                 // The kernel may have a directory that corewalk's cache lacks. So make the kernel
                 // drop its name, with everything below it.
-                Err(Errno::NOENT) => {
-                    return self.drop_entry(self.server.translate(dir.ino()), name);
+                if is_last || !is_cached {
+                    self.drop_entry(self.server.translate(dir.ino()), name, with_files)?;
                 }
-                Err(Errno::NOTDIR) => return Ok(()),
-                Err(error) => return Err(error),
             }
+            if is_last || below.is_empty() {
+                return Ok(());
+            }
+            dirs = below;
         }
         Err(Errno::INVAL)
     }
@@ -176,7 +198,7 @@ impl KernelCache {
         let names: Vec<Name<'_>> = names.map(Name::new).collect::<Result<_, _>>()?;
         match self.server.resolve(&mut names.into_iter()) {
             Ok(node) => self.drop_inode(node),
-            Err(Errno::NOENT | Errno::NOTDIR) => self.invalidate_entry_at(path),
+            Err(Errno::NOENT | Errno::NOTDIR) => self.drop_path(path, true),
             Err(error) => Err(error),
         }
     }

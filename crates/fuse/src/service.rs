@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use corewalk::{Errno, Name, Vfs};
+use corewalk::{Errno, FileKind, Name, Vfs};
 
 use crate::adapter::Adapter;
 use crate::notify::Notifier;
@@ -41,7 +41,14 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64>;
 
-    fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno>;
+    /// Also invalidates everything below the name. Calls `dropped` with the node number and the
+    /// kind of each inode of the name and below it.
+    fn invalidate_name(
+        &self,
+        parent: u64,
+        name: Name<'_>,
+        dropped: &mut dyn FnMut(u64, FileKind),
+    ) -> Result<(), Errno>;
 
     /// Calls `directory` with the node number of each cached directory.
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64));

@@ -34,7 +34,7 @@ impl Dcache {
     /// Dentries contain only these bits, so lookups would otherwise find old children again.
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
-        for child in (1..self.dentries.slots_touched()).map(DentrySlot::new) {
+        for child in self.slots() {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
@@ -56,6 +56,26 @@ impl Dcache {
         if let Some(now) = self.directory(directory) {
             self.make_name_stale(now.key, lookup_key);
         }
+    }
+
+    /// Returns the dentries of a name: the current one and the stale ones.
+    pub(crate) fn dentries_of_name(
+        &self,
+        directory: DentrySlot,
+        lookup_key: &LookupKey<'_>,
+    ) -> Vec<DentrySlot> {
+        let hash = self.hash(directory, lookup_key.hash);
+        let all = self.collect_stale(hash, ParentKey::stale(directory), lookup_key);
+        all.into_iter().map(|(slot, _)| slot).collect()
+    }
+
+    /// Returns all dentry slots that were ever used.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = DentrySlot> + use<> {
+        (1..self.dentries.slots_touched()).map(DentrySlot::new)
+    }
+
+    pub(crate) fn has_inode(&self, slot: DentrySlot) -> bool {
+        !self.dentries.snapshot(slot).body.inode().is_none()
     }
 
     /// Searches the dentries of a name for an inode that `test` accepts: first the current dentry,

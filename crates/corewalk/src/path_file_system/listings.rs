@@ -62,7 +62,8 @@ struct Kept {
 
 #[derive(Clone)]
 struct Listing {
-    path: PathBuf,
+    /// The inode number of the directory, which a rename does not change.
+    dir: u64,
     number: u64,
     idle: u32,
     entries: Arc<[Listed]>,
@@ -88,13 +89,13 @@ impl Listings {
 
     pub(super) fn read(
         &self,
-        path: PathBuf,
+        (dir, path): (u64, PathBuf),
         cookie: u64,
         sink: &mut DirSink<'_>,
         list: impl FnOnce(&Path, &mut Collector<'_>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         // A client that begins to read must see all earlier changes, so do not use a kept listing.
-        let kept = if cookie == 0 { None } else { self.get(&path) };
+        let kept = if cookie == 0 { None } else { self.get(dir) };
         let is_new = kept.is_none();
         let entries = match kept {
             Some(entries) => entries,
@@ -103,7 +104,7 @@ impl Listings {
                 let mut all = Collector { hash: &self.hash, entries: Vec::new() };
                 list(&path, &mut all)?;
                 let entries = all.into_entries();
-                self.keep(Listing { path, number, idle: 0, entries: Arc::clone(&entries) });
+                self.keep(Listing { dir, number, idle: 0, entries: Arc::clone(&entries) });
                 entries
             }
         };
@@ -124,9 +125,9 @@ impl Listings {
         kept.begun
     }
 
-    fn get(&self, path: &Path) -> Option<Arc<[Listed]>> {
+    fn get(&self, dir: u64) -> Option<Arc<[Listed]>> {
         let mut kept = self.kept.lock();
-        let at = kept.queue.iter().position(|listing| listing.path == path)?;
+        let at = kept.queue.iter().position(|listing| listing.dir == dir)?;
         let listing = kept.queue.remove(at)?;
         let entries = Arc::clone(&listing.entries);
         kept.queue.push_back(Listing { idle: 0, ..listing });
@@ -135,13 +136,14 @@ impl Listings {
 
     fn keep(&self, listing: Listing) {
         let mut kept = self.kept.lock();
-        let other = kept.queue.iter().position(|other| other.path == listing.path);
+        let other = kept.queue.iter().position(|other| other.dir == listing.dir);
         let is_newer = |at: usize| kept.queue[at].number > listing.number;
-        if other.is_some_and(is_newer) || listing.number < kept.evicted {
+        if other.is_some_and(is_newer) {
             return;
         }
         let replaced = other.and_then(|at| kept.queue.remove(at));
-        let is_kept = listing.entries.len() >= KEPT_ENTRIES_MIN;
+        let is_large = listing.entries.len() >= KEPT_ENTRIES_MIN;
+        let is_kept = is_large && listing.number >= kept.evicted;
         let is_full = is_kept && kept.queue.len() == KEPT;
         let oldest = if is_full { kept.queue.pop_front() } else { None };
         if let Some(oldest) = &oldest {

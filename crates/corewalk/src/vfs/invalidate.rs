@@ -85,19 +85,110 @@ impl Vfs {
     /// # Ok::<(), corewalk::Errno>(())
     /// ```
     pub fn invalidate_all(&self, before: &mut dyn FnMut(u64, FileKind)) {
-        let dcache = &self.dcache;
         // The loop does not reach slots that are used for the first time after it began. That is
         // harmless: a directory in such a slot has no names yet, and the back end reports its names
         // only after this call began.
-        for slot in (1..dcache.dentries.slots_touched()).map(DentrySlot::new) {
-            let Some(inode) = self.inode_of(slot) else { continue };
-            let is_of_root = dcache.inodes.superblock(inode.slot) == 0;
-            if is_of_root {
-                before(inode.ino(), inode.kind());
+        for slot in self.dcache.slots() {
+            if let Some(inode) = self.inode_of(slot) {
+                self.invalidate_all_of(&inode, slot, before);
             }
-            dcache.invalidate_directory(slot);
-            self.invalidate_attributes(&inode);
         }
+    }
+
+    /// Invalidates a name like [`Vfs::invalidate`], and also everything below it if it leads to a
+    /// directory. Without that, a directory that the back end still has comes back into the cache
+    /// with all its names. Directories that earlier invalidations have hidden count too.
+    ///
+    /// For a directory, the call takes time for each cached name, and directories cannot be moved
+    /// meanwhile. `before` is called for the inodes of the name and below it, as in
+    /// [`Vfs::invalidate_all`].
+    ///
+    /// # Errors
+    /// Those of [`Vfs::invalidate`].
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{Cred, Make, Name, Vfs, VfsOptions};
+    /// # let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// # let vfs = Vfs::new(fs, VfsOptions::default())?;
+    /// # let (cred, root, name) = (Cred::root(), vfs.root(), Name::new(b"d")?);
+    /// let (dir, _) = vfs.make(&cred, &root, name, Make::new(0o040_755, 0, 0))?;
+    /// let (file, _) = vfs.make(&cred, &dir, Name::new(b"f")?, Make::new(0o100_644, 0, 0))?;
+    /// let mut inodes = vec![];
+    /// vfs.invalidate_tree(&root, name, &mut |ino, _| inodes.push(ino))?;
+    /// inodes.sort();
+    /// assert_eq!(inodes, [dir.ino(), file.ino()]);
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
+    pub fn invalidate_tree(
+        &self,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+        before: &mut dyn FnMut(u64, FileKind),
+    ) -> Result<(), Errno> {
+        self.invalidate(dir, name)?;
+        let dir = self.dir(dir.slot)?;
+        for (slot, inode) in self.tree(dir.now.slot, name) {
+            self.invalidate_all_of(&inode, slot, before);
+        }
+        Ok(())
+    }
+
+    /// Returns the directories that the cache has at a name. Besides the current one, these are
+    /// directories that the name led to before an invalidation, and that are still in use.
+    ///
+    /// # Errors
+    /// Those of [`Vfs::invalidate`].
+    pub fn directories_at(
+        &self,
+        dir: &InodeRef<'_>,
+        name: Name<'_>,
+    ) -> Result<Vec<InodeRef<'_>>, Errno> {
+        let dir = self.dir(dir.slot)?;
+        let slots = self.dcache.dentries_of_name(dir.now.slot, &self.dcache.lookup_key(name));
+        let inodes = slots.into_iter().filter_map(|slot| self.inode_of(slot));
+        Ok(inodes.filter(|inode| inode.kind() == FileKind::Directory).collect())
+    }
+
+    /// Returns the inodes of a name, and those below it. The caller invalidates them without the
+    /// lock `topology`, because `before` may take other locks. A directory that is moved away
+    /// meanwhile is invalidated at its new place. What enters the tree meanwhile was asked of the
+    /// back end after the call began, or came from elsewhere.
+    fn tree(&self, dir: DentrySlot, name: Name<'_>) -> Vec<(DentrySlot, InodeRef<'_>)> {
+        let dcache = &self.dcache;
+        let _still = dcache.topology.read_shared();
+        let tops = dcache.dentries_of_name(dir, &dcache.lookup_key(name));
+        let mut tree = Vec::new();
+        let mut has_directory = false;
+        for slot in &tops {
+            if let Some(inode) = self.inode_of(*slot) {
+                has_directory |= inode.kind() == FileKind::Directory;
+                tree.push((*slot, inode));
+            }
+        }
+        if has_directory {
+            let is_below =
+                |slot| tops.iter().any(|top| *top != slot && dcache.is_subdir(slot, *top));
+            let below = dcache.slots().filter(|slot| dcache.has_inode(*slot) && is_below(*slot));
+            tree.extend(below.filter_map(|slot| Some((slot, self.inode_of(slot)?))));
+        }
+        tree
+    }
+
+    fn invalidate_all_of(
+        &self,
+        inode: &InodeRef<'_>,
+        slot: DentrySlot,
+        before: &mut dyn FnMut(u64, FileKind),
+    ) {
+        let is_of_root = self.dcache.inodes.superblock(inode.slot) == 0;
+        if is_of_root {
+            before(inode.ino(), inode.kind());
+        }
+        self.dcache.invalidate_directory(slot);
+        self.invalidate_attributes(inode);
     }
 
     /// Returns the leases of the inode's back end; see [`FileSystem::leases`].

@@ -306,6 +306,41 @@ fn fsync_gets_the_file_that_the_client_has_open() {
     }
 }
 
+/// A listing goes on while its directory changes its path with another one.
+#[test]
+fn listing_of_a_renamed_directory_goes_on_with_its_names() {
+    let (_, vfs) = new();
+    let dirs = ["a", "b"].map(|dir| make(&vfs, &vfs.root(), dir, S_IFDIR | 0o755));
+    for (dir, prefix) in dirs.iter().zip(["in-a", "in-b"]) {
+        (0..300).for_each(|i| drop(make(&vfs, dir, &format!("{prefix}-{i}"), 0o100_644)));
+    }
+    let page = |dir: &InodeRef<'_>, cookie: &mut u64, names: &mut HashSet<String>| {
+        let (from, end) = (*cookie, names.len() + 200);
+        let mut sink = |entry: DirEntry<'_>| {
+            if names.len() == end {
+                return ControlFlow::Break(());
+            }
+            *cookie = entry.cookie;
+            names.insert(String::from_utf8_lossy(entry.name.as_bytes()).into_owned());
+            ControlFlow::Continue(())
+        };
+        vfs.readdir(dir, from, &mut sink).unwrap();
+    };
+    let mut passes = [(0, HashSet::new()), (0, HashSet::new())];
+    for round in 0..3 {
+        for (dir, (cookie, names)) in dirs.iter().zip(&mut passes) {
+            page(dir, cookie, names);
+        }
+        if round == 0 {
+            rename(&vfs, "a", "b", RenameMode::Exchange);
+        }
+    }
+    for ((_, names), prefix) in passes.iter().zip(["in-a", "in-b"]) {
+        assert_eq!(names.len(), 300);
+        assert!(names.iter().all(|name| name.starts_with(prefix)), "{prefix}");
+    }
+}
+
 /// Checks that only the first page of a listing reports attributes. A later page comes from a saved
 /// listing, so its attributes could be out of date.
 #[test]

@@ -208,6 +208,14 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(AsyncNode::new(self.table.owned(node)))
     }
 
+    /// Invalidates the attributes of an inode, and the names that are being entered in it.
+    fn invalidate_node(&self, number: u64) {
+        if let Ok(node) = self.node(number) {
+            node.inode().invalidate_attributes();
+            node.invalidate_name(|| ());
+        }
+    }
+
     pub(super) fn file(&self, message: &Message<'_>) -> Result<AsyncNode, Errno> {
         self.other(message, message.header.node)
     }
@@ -376,11 +384,26 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         Features::choose_async(&self.options, self.fs.has_locks(), offered)
     }
 
-    fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
+    fn invalidate_name(
+        &self,
+        parent: u64,
+        name: Name<'_>,
+        dropped: &mut dyn FnMut(u64, FileKind),
+    ) -> Result<(), Errno> {
         let dir = self.node(parent)?;
         dir.invalidate_name(|| {
             self.flights.invalidate(&Key::Name(parent, name.as_bytes().into()));
             self.table.invalidated(&dir.table_node().get(), name)
+        })?;
+        let mut has_directory = false;
+        let vfs = self.table.cache();
+        vfs.invalidate_tree(&vfs.inode(dir.ino())?, name, &mut |number, kind| {
+            // As in `invalidate_all`, the calls under way come before the names.
+            if kind == FileKind::Directory && !std::mem::replace(&mut has_directory, true) {
+                self.flights.invalidate_all();
+            }
+            self.invalidate_node(number);
+            dropped(number, kind);
         })
     }
 
@@ -405,10 +428,7 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         // drop the names, also those that have entered it just before.
         self.flights.invalidate_all();
         self.table.cache().invalidate_all(&mut |number, kind| {
-            if let Ok(node) = self.node(number) {
-                node.inode().invalidate_attributes();
-                node.invalidate_name(|| ());
-            }
+            self.invalidate_node(number);
             if kind == FileKind::Directory {
                 directory(number);
             }

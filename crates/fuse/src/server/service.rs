@@ -50,8 +50,15 @@ impl Service for Server {
         vec![self.translate(ino)]
     }
 
-    fn invalidate_name(&self, parent: u64, name: Name<'_>) -> Result<(), Errno> {
-        self.vfs.invalidate(&self.vfs.inode(self.translate(parent))?, name)
+    fn invalidate_name(
+        &self,
+        parent: u64,
+        name: Name<'_>,
+        dropped: &mut dyn FnMut(u64, FileKind),
+    ) -> Result<(), Errno> {
+        let dir = self.vfs.inode(self.translate(parent))?;
+        let mut before = |ino, kind| dropped(self.translate(ino), kind);
+        self.vfs.invalidate_tree(&dir, name, &mut before)
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {

@@ -10,7 +10,7 @@ use corewalk::{Attr, ByPath, Errno, Make, PathEntry, PathFileSystem, RenameMode,
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::Options;
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, OFlags};
 
 use crate::site::{Host, Site};
 
@@ -239,4 +239,27 @@ fn changes_that_are_reported_by_path_are_seen() {
         assert_eq!(kernel.invalidate_inode_at(Path::new(path)), Ok(()), "{path}");
     }
     assert_eq!(kernel.invalidate_entry_at(Path::new("/")), Err(Errno::INVAL));
+}
+
+/// Another program makes files. The reports name a directory above them, and then a file below the
+/// directory that no lookup has brought back.
+#[test]
+fn report_of_a_directory_covers_what_is_cached_below_it() {
+    let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };
+    fs::create_dir_all(mirrored.path("a/d")).expect("make the folders");
+    let kernel = mirrored.site.mount().kernel_cache();
+    let dir = File::open(mirrored.path("a/d")).expect("open the folder");
+    let is_there = |name: &str| rustix::fs::statat(&dir, name, AtFlags::empty()).is_ok();
+    let make = |name: &str| {
+        assert!(!is_there(name));
+        fs::write(mirrored.host().join("a/d").join(name), "").expect("write on the host");
+        assert!(!is_there(name), "the mount has heard of no change");
+    };
+    make("x");
+    kernel.invalidate_entry_at(Path::new("a")).expect("report the folder");
+    assert!(mirrored.path("a/d/x").exists());
+    kernel.invalidate_entry_at(Path::new("a")).expect("report the folder");
+    make("y");
+    kernel.invalidate_entry_at(Path::new("a/d/y")).expect("report the file");
+    assert!(is_there("y"));
 }
