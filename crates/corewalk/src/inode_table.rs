@@ -376,7 +376,9 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Drops a name, because the storage may have changed it. The next [`InodeTable::entered`]
-    /// makes a new node, unless another name or a user keeps the old one.
+    /// makes a new node, unless another name keeps the old one. If the storage still has the same
+    /// file there, and the old node may be in use, call [`InodeTable::moved`] instead. Otherwise
+    /// the old node keeps its old path.
     ///
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed.

@@ -11,8 +11,8 @@
 //! pending for each of its threads.
 //!
 //! `/proc` may hide the client, for example in another PID namespace. Then the kill is unproven,
-//! and [`Interruptible::cancel_unproven`] decides. It cancels the request, unless a living client would
-//! take a wrong answer from that.
+//! and [`Interruptible::cancel_unproven`] decides. It cancels the request, unless a living client
+//! would take a wrong answer from that.
 //!
 //! The kernel reports only the first signal to a client. So a thread checks whether a later signal
 //! kills the client, until the interrupted request has ended.

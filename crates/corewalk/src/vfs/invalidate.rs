@@ -154,8 +154,8 @@ impl Vfs {
 
     /// Returns the inodes of a name, and those below it. The caller invalidates them without the
     /// lock `topology`, because `before` may take other locks. A directory that is moved away
-    /// meanwhile is invalidated at its new place. What enters the tree meanwhile was asked of the
-    /// back end after the call began, or came from elsewhere.
+    /// meanwhile is invalidated at its new place. Names that enter the tree meanwhile come from
+    /// elsewhere, or were asked of the back end after the call began.
     fn tree(&self, dir: DentrySlot, name: Name<'_>) -> Vec<(DentrySlot, InodeRef<'_>)> {
         let dcache = &self.dcache;
         let _still = dcache.topology.read_shared();

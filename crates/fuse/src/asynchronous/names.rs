@@ -416,7 +416,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         renamed.map(|()| Answer::default())
     }
 
-    /// Locks the names of a rename, and [`Key::Topology`] if it moves a directory to another parent.
+    /// Locks the names of a rename, and [`Key::Topology`] if a directory moves to another parent.
     ///
     /// # Errors
     /// `EINVAL` if a directory would move into itself; the errors of [`AsyncServer::child`].
