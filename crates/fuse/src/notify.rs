@@ -117,19 +117,16 @@ impl KernelCache {
             let (name, is_last) = (Name::new(name)?, names.peek().is_none());
             let mut below = Vec::new();
             for dir in &dirs {
-                let is_cached = match vfs.cached_child(dir, name) {
-                    Ok(_) => true,
-                    Err(Errno::NOENT | Errno::NOTDIR) => false,
-                    Err(error) => return Err(error),
+                let known = match is_last {
+                    true => Vec::new(),
+                    false => vfs.directories_at(dir, name).unwrap_or_default(),
                 };
-                if !is_last {
-                    below.extend(vfs.directories_at(dir, name).unwrap_or_default());
-                }
                 // The kernel may have a directory that corewalk's cache lacks. So make the kernel
                 // drop its name, with everything below it.
-                if is_last || !is_cached {
+                if known.is_empty() {
                     self.drop_entry(self.server.translate(dir.ino()), name, with_files)?;
                 }
+                below.extend(known);
             }
             if is_last || below.is_empty() {
                 return Ok(());

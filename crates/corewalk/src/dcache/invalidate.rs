@@ -74,6 +74,10 @@ impl Dcache {
         (1..self.dentries.slots_touched()).map(DentrySlot::new)
     }
 
+    pub(crate) fn is_directory(&self, slot: DentrySlot) -> bool {
+        self.dentries.snapshot(slot).body.is_directory()
+    }
+
     pub(crate) fn has_inode(&self, slot: DentrySlot) -> bool {
         !self.dentries.snapshot(slot).body.inode().is_none()
     }

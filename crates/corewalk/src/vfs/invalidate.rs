@@ -130,8 +130,10 @@ impl Vfs {
     ) -> Result<(), Errno> {
         self.invalidate(dir, name)?;
         let dir = self.dir(dir.slot)?;
-        for (slot, inode) in self.tree(dir.now.slot, name) {
-            self.invalidate_all_of(&inode, slot, before);
+        for slot in self.tree(dir.now.slot, name) {
+            if let Some(inode) = self.inode_of(slot) {
+                self.invalidate_all_of(&inode, slot, before);
+            }
         }
         Ok(())
     }
@@ -152,27 +154,21 @@ impl Vfs {
         Ok(inodes.filter(|inode| inode.kind() == FileKind::Directory).collect())
     }
 
-    /// Returns the inodes of a name, and those below it. The caller invalidates them without the
+    /// Returns the dentries of a name, and those below it. The caller invalidates them without the
     /// lock `topology`, because `before` may take other locks. A directory that is moved away
     /// meanwhile is invalidated at its new place. Names that enter the tree meanwhile come from
-    /// elsewhere, or were asked of the back end after the call began.
-    fn tree(&self, dir: DentrySlot, name: Name<'_>) -> Vec<(DentrySlot, InodeRef<'_>)> {
+    /// elsewhere, or were asked of the back end after the call began. If a slot gets another
+    /// dentry, that one is invalidated too, which does no harm.
+    fn tree(&self, dir: DentrySlot, name: Name<'_>) -> Vec<DentrySlot> {
         let dcache = &self.dcache;
         let _still = dcache.topology.read_shared();
-        let tops = dcache.dentries_of_name(dir, &dcache.lookup_key(name));
-        let mut tree = Vec::new();
-        let mut has_directory = false;
-        for slot in &tops {
-            if let Some(inode) = self.inode_of(*slot) {
-                has_directory |= inode.kind() == FileKind::Directory;
-                tree.push((*slot, inode));
-            }
-        }
-        if has_directory {
+        let mut tree = dcache.dentries_of_name(dir, &dcache.lookup_key(name));
+        let tops: Vec<DentrySlot> =
+            tree.iter().copied().filter(|top| dcache.is_directory(*top)).collect();
+        if !tops.is_empty() {
             let is_below =
                 |slot| tops.iter().any(|top| *top != slot && dcache.is_subdir(slot, *top));
-            let below = dcache.slots().filter(|slot| dcache.has_inode(*slot) && is_below(*slot));
-            tree.extend(below.filter_map(|slot| Some((slot, self.inode_of(slot)?))));
+            tree.extend(dcache.slots().filter(|slot| dcache.has_inode(*slot) && is_below(*slot)));
         }
         tree
     }

@@ -68,7 +68,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?.with_handle(message.args().u64()?);
         request.begin(&node, Pages::Keep)?;
-        let flushed = AssertUnwindSafe(self.fs.flush(&node)).catch_unwind().await;
+        let flush = async { self.fs.flush(&node).await };
+        let flushed = AssertUnwindSafe(flush).catch_unwind().await;
         // Like the kernel, end the locks after the flush, and even if it fails. If the locks ended
         // before, another machine could read old data under its own lock.
         let unlocked = match self.end_locks(message, &node).await {

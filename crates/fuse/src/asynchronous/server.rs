@@ -395,13 +395,13 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
             self.flights.invalidate(&Key::Name(parent, name.as_bytes().into()));
             self.table.invalidated(&dir.table_node().get(), name)
         })?;
-        let mut has_directory = false;
         let vfs = self.table.cache();
-        vfs.invalidate_tree(&vfs.inode(dir.ino())?, name, &mut |number, kind| {
-            // As in `invalidate_all`, the calls under way come before the names.
-            if kind == FileKind::Directory && !std::mem::replace(&mut has_directory, true) {
-                self.flights.invalidate_all();
-            }
+        let dir = vfs.inode(dir.number())?;
+        // As in `invalidate_all`, the calls under way come before the names.
+        if !vfs.directories_at(&dir, name)?.is_empty() {
+            self.flights.invalidate_all();
+        }
+        vfs.invalidate_tree(&dir, name, &mut |number, kind| {
             self.invalidate_node(number);
             dropped(number, kind);
         })
