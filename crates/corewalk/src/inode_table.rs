@@ -78,12 +78,36 @@ pub struct InodeTable<T> {
 
 /// An inode of a table, with a counted reference. As long as the reference is held, the inode keeps
 /// its number and its data.
+///
+/// # Examples
+/// ```
+/// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+///
+/// let table = InodeTable::new("root", VfsOptions::default())?;
+/// let node = table.entered(&table.root(), Name::new(b"d")?, FileKind::Directory, "data")?;
+/// assert_eq!((node.kind(), *node.data()), (FileKind::Directory, "data"));
+/// assert_eq!((node.path()?, node.parent_ino()?), (b"/d".to_vec(), table.root().ino()));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub struct TableNode<'t, T> {
     table: &'t InodeTable<T>,
     inode: InodeRef<'t>,
 }
 
 /// A [`TableNode`] that keeps its table alive. [`InodeTable::owned`] makes it.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+///
+/// let table = Arc::new(InodeTable::new((), VfsOptions::default())?);
+/// let node = table.entered(&table.root(), Name::new(b"f")?, FileKind::Regular, ())?;
+/// let owned = table.owned(node);
+/// let path = std::thread::spawn(move || owned.get().path()).join().unwrap();
+/// assert_eq!(path?, b"/f");
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
 pub struct OwnedTableNode<T> {
     table: Arc<InodeTable<T>>,
     slot: InodeSlot,

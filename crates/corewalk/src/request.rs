@@ -65,6 +65,17 @@ pub struct Request {
 
 /// Tells a back end that the caller of a request does not wait any more. All clones belong to the
 /// same request.
+///
+/// # Examples
+/// ```
+/// use corewalk::{Caller, Cancel, Request};
+///
+/// let cancel = Cancel::default();
+/// let caller = Caller { uid: 0, gid: 0, pid: 7 };
+/// let request = Request::new(caller).with_cancel(cancel.clone());
+/// cancel.cancel();
+/// assert!(request.is_cancelled());
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 

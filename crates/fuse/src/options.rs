@@ -86,6 +86,13 @@ pub struct Options {
 }
 
 /// Tells which programs change the files of a back end.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{Options, Ownership};
+///
+/// assert_eq!(Options::shared().ownership, Ownership::Shared);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ownership {
@@ -96,6 +103,14 @@ pub enum Ownership {
 }
 
 /// Which side checks permissions.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{Options, Permissions};
+///
+/// let options = Options::shared().with_server_permissions();
+/// assert_eq!(options.permissions, Permissions::Server);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Permissions {
@@ -106,6 +121,14 @@ pub enum Permissions {
 }
 
 /// Tells whether the kernel collects writes before it sends them.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{Options, WriteCache};
+///
+/// let options = Options::exclusive().with_write_cache(WriteCache::Back);
+/// assert_eq!(options.check(), Ok(()));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WriteCache {
@@ -116,6 +139,14 @@ pub enum WriteCache {
 }
 
 /// Whether a listing of a directory contains attributes.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{Options, ReaddirPlus};
+///
+/// let options = Options::exclusive().with_readdirplus(ReaddirPlus::Always);
+/// assert_eq!(options.readdirplus, ReaddirPlus::Always);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReaddirPlus {
@@ -129,6 +160,15 @@ pub enum ReaddirPlus {
 }
 
 /// Two options that contradict each other, or a value out of range.
+///
+/// # Examples
+/// ```
+/// use corewalk_fuse::{Conflict, Options, WriteCache};
+///
+/// let options = Options::shared().with_server_permissions();
+/// let options = options.with_write_cache(WriteCache::Back);
+/// assert_eq!(options.check(), Err(Conflict::CachedWrites));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Conflict {

@@ -9,6 +9,14 @@ bitflags! {
     /// The flags of an inode that chattr(1) sets and lsattr(1) shows. Unknown bits are kept.
     ///
     /// Source: ioctl_iflags(2).
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::InodeFlags;
+    ///
+    /// let flags = InodeFlags::IMMUTABLE | InodeFlags::NODUMP;
+    /// assert_eq!(flags.bits(), 0x50);
+    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct InodeFlags: u32 {
         /// The file is stored compressed (`FS_COMPR_FL`).
@@ -64,6 +72,14 @@ impl IoctlReply {
 
 bitflags! {
     /// The events of poll(2), with Linux's numbers.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::PollEvents;
+    ///
+    /// let ready = PollEvents::IN | PollEvents::OUT;
+    /// assert!(ready.contains(PollEvents::OUT));
+    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct PollEvents: u32 {
         /// A read does not wait (`POLLIN`).

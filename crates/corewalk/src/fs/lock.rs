@@ -96,6 +96,15 @@ impl FileLock {
     }
 
     /// Returns true if the two locks cannot exist at the same time.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileLock, LockKind};
+    ///
+    /// let [a, b] = [1, 2].map(|owner| FileLock::new(owner, LockKind::Read));
+    /// assert!(!a.conflicts(&b));
+    /// assert!(a.conflicts(&FileLock::new(2, LockKind::Write)));
+    /// ```
     pub fn conflicts(&self, other: &FileLock) -> bool {
         let kinds = [self.kind, other.kind];
         self.is_flock == other.is_flock

@@ -1,0 +1,267 @@
+//! The values that calls of a back end take and return.
+
+use std::ops::ControlFlow;
+
+use bitflags::bitflags;
+
+use crate::attr::{Attr, FileKind};
+use crate::name::Name;
+
+/// The treatment of an existing target by a rename.
+///
+/// # Examples
+/// ```
+/// use corewalk::RenameMode;
+///
+/// /// The flags of renameat2(2).
+/// fn flags(mode: RenameMode) -> u32 {
+///     match mode {
+///         RenameMode::Replace => 0,
+///         RenameMode::NoReplace => 1,
+///         RenameMode::Exchange => 2,
+///     }
+/// }
+/// # assert_eq!(flags(RenameMode::NoReplace), 1);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replace it (rename(2)).
+    Replace,
+    /// Fail with `EEXIST` (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Swap the two (`RENAME_EXCHANGE`); both must exist.
+    Exchange,
+}
+
+/// Whether setting an extended attribute may create the attribute, and whether it may replace it.
+///
+/// # Examples
+/// ```
+/// # use corewalk::{Errno, XattrMode};
+/// # type Xattrs = std::collections::BTreeMap<Vec<u8>, Vec<u8>>;
+/// fn set(all: &mut Xattrs, name: &[u8], value: &[u8], mode: XattrMode) -> Result<(), Errno> {
+///     match (all.contains_key(name), mode) {
+///         (true, XattrMode::Create) => Err(Errno::EXIST),
+///         (false, XattrMode::Replace) => Err(Errno::NODATA),
+///         _ => Ok(drop(all.insert(name.to_vec(), value.to_vec()))),
+///     }
+/// }
+/// # let mut all = Xattrs::new();
+/// # assert_eq!(set(&mut all, b"user.a", b"1", XattrMode::Create), Ok(()));
+/// # assert_eq!(set(&mut all, b"user.a", b"1", XattrMode::Create), Err(Errno::EXIST));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// Fail with `EEXIST` if it exists (`XATTR_CREATE`).
+    Create,
+    /// Fail with `ENODATA` if it does not exist (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// The target of an lseek(2).
+///
+/// # Examples
+/// ```
+/// use corewalk::{Errno, Seek};
+///
+/// /// A file of `size` bytes without holes.
+/// fn seek(size: u64, offset: u64, to: Seek) -> Result<u64, Errno> {
+///     match to {
+///         _ if offset >= size => Err(Errno::NXIO),
+///         Seek::Data => Ok(offset),
+///         Seek::Hole => Ok(size),
+///     }
+/// }
+/// # assert_eq!(seek(9, 4, Seek::Hole), Ok(9));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// The next byte of data (`SEEK_DATA`).
+    Data,
+    /// The next hole (`SEEK_HOLE`). The end of the file counts as a hole.
+    Hole,
+}
+
+/// One entry of a directory, as `readdir` reports it.
+///
+/// # Examples
+/// ```
+/// use corewalk::{DirEntry, FileKind, Name};
+///
+/// let entry = DirEntry::new(Name::new(b"etc")?, 7, FileKind::Directory, 1);
+/// assert_eq!((entry.ino, entry.attr), (7, None));
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct DirEntry<'a> {
+    /// The name: never `.` or `..`, which the server adds.
+    pub name: Name<'a>,
+    /// Inode number, or 0 if the back end has no numbers.
+    pub ino: u64,
+    /// File type.
+    pub kind: FileKind,
+    /// The position in the directory after this entry. It is unique within the directory, never 0,
+    /// and valid however the directory changes. It is at most 2^63 - 3, because a FUSE server adds
+    /// two for `.` and `..`. A listing fails with `EOVERFLOW` at a larger one.
+    pub cookie: u64,
+    /// The attributes that a `lookup` of the name would return. With them, a listing that needs
+    /// attributes does not call `lookup`. Most listings need no attributes. So a back end reports
+    /// them only if they cost no extra work, for example because a server sent them with the names.
+    pub attr: Option<Attr>,
+}
+
+impl<'a> DirEntry<'a> {
+    /// Returns a directory entry without attributes, for the file `name`. A listing that continues
+    /// after this entry passes `cookie` to `readdir`.
+    pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
+        DirEntry { name, ino, kind, cookie, attr: None }
+    }
+
+    /// Returns an entry with the attributes `attr`, which also give its inode number and kind.
+    pub fn from_attr(name: Name<'a>, attr: Attr, cookie: u64) -> DirEntry<'a> {
+        DirEntry { name, ino: attr.ino, kind: attr.kind(), cookie, attr: Some(attr) }
+    }
+
+    corewalk_base::setters! {
+        with_ino: ino = u64;
+    }
+}
+
+/// Receives directory entries from `readdir`. `Break` means that the buffer is full. The buffer
+/// does not contain the last entry, so that entry must be reported again.
+///
+/// # Examples
+/// ```
+/// use corewalk::{DirEntry, DirSink, FileKind, Name};
+///
+/// fn list(files: &[(Name<'_>, u64)], cookie: u64, sink: &mut DirSink<'_>) {
+///     for (at, (name, ino)) in (1..).zip(files).skip(cookie as usize) {
+///         if sink(DirEntry::new(*name, *ino, FileKind::Regular, at)).is_break() {
+///             return;
+///         }
+///     }
+/// }
+/// # let mut names = vec![];
+/// # list(&[(Name::new(b"a")?, 1), (Name::new(b"b")?, 2)], 1, &mut |entry| {
+/// #     names.push(entry.ino);
+/// #     std::ops::ControlFlow::Continue(())
+/// # });
+/// # assert_eq!(names, [2]);
+/// # Ok::<(), corewalk::Errno>(())
+/// ```
+pub type DirSink<'a> = dyn FnMut(DirEntry<'_>) -> ControlFlow<()> + 'a;
+
+bitflags! {
+    /// The operation of fallocate(2).
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::Fallocate;
+    ///
+    /// let hole = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+    /// assert_eq!(Fallocate::from_bits(3), Some(hole));
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Fallocate: u32 {
+        /// Do not change the size.
+        const KEEP_SIZE = 0x01;
+        /// Make a hole (with `KEEP_SIZE`).
+        const PUNCH_HOLE = 0x02;
+        /// Remove the range and move the rest down.
+        const COLLAPSE_RANGE = 0x08;
+        /// Make the range read as zeros.
+        const ZERO_RANGE = 0x10;
+        /// Insert a hole and move the rest up.
+        const INSERT_RANGE = 0x20;
+    }
+}
+
+bitflags! {
+    /// How a server treats an open file. Analogous to FUSE's `FOPEN_*`, with the same numbers.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{OpenFlags, Opened};
+    ///
+    /// // A file whose size is not known.
+    /// let opened = Opened::new(0).with_flags(OpenFlags::DIRECT_IO | OpenFlags::NONSEEKABLE);
+    /// assert_eq!(opened.flags.bits(), 5);
+    /// ```
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct OpenFlags: u32 {
+        /// The kernel does not cache the file's pages. Each read(2) and write(2) reaches the back
+        /// end, which may read or write fewer bytes than requested. mmap(2) with `MAP_SHARED`
+        /// fails. Files whose size is not known in advance need this flag, such as those of
+        /// `/proc`.
+        const DIRECT_IO = 1;
+        /// Tells the kernel to keep the pages of the file that it has cached already. If the flag
+        /// is not set, the kernel drops these pages when the file is opened. If only this mount
+        /// changes the files, a server always sets this flag.
+        const KEEP_CACHE = 1 << 1;
+        /// The file has a position, but lseek(2) fails with `ESPIPE`.
+        const NONSEEKABLE = 1 << 2;
+        /// The file has no position, such as a pipe.
+        const STREAM = 1 << 4;
+        /// The kernel sends no `flush` for this file. A kernel with a write-back cache ignores this
+        /// flag.
+        const NOFLUSH = 1 << 5;
+        /// Several writes of a file with `DIRECT_IO` may run at the same time.
+        const PARALLEL_DIRECT_WRITES = 1 << 6;
+    }
+}
+
+/// An open file or directory, as `open` returns it. [`Node::handle`](crate::Node::handle) has a
+/// longer example.
+///
+/// # Examples
+/// ```
+/// use corewalk::{OpenFlags, Opened};
+///
+/// let opened = Opened::new(7).with_flags(OpenFlags::DIRECT_IO);
+/// assert_eq!((opened.handle, opened.flags), (7, OpenFlags::DIRECT_IO));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Opened {
+    /// The back end's handle.
+    pub handle: u64,
+    /// How a server treats the file.
+    pub flags: OpenFlags,
+}
+
+impl Opened {
+    /// Returns an open file without flags.
+    pub fn new(handle: u64) -> Opened {
+        Opened { handle, flags: OpenFlags::empty() }
+    }
+
+    corewalk_base::setters! {
+        with_flags: flags = OpenFlags;
+    }
+}
+
+/// One of the two ACLs of an inode.
+///
+/// # Examples
+/// ```
+/// use corewalk::AclKind;
+/// use corewalk::acl::{XATTR_ACCESS, XATTR_DEFAULT};
+///
+/// fn attribute(kind: AclKind) -> &'static [u8] {
+///     match kind {
+///         AclKind::Access => XATTR_ACCESS,
+///         AclKind::Default => XATTR_DEFAULT,
+///     }
+/// }
+/// # assert_eq!(attribute(AclKind::Default), b"system.posix_acl_default");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AclKind {
+    /// The access ACL, which permission checks use (`system.posix_acl_access`).
+    Access,
+    /// The default ACL of a directory, which new files inherit (`system.posix_acl_default`).
+    Default,
+}
