@@ -5,7 +5,8 @@
 //!
 //! A future that waits for another request ([`UnderWay::wait_for`]) does not count as running.
 //! Otherwise the requests that wait for one hung answer of the back end could stop all others. A
-//! future whose wait ends goes on at once, so for a short time more futures may run.
+//! future whose wait ends goes on at once. So more than `running_max` futures may run after an
+//! answer that many requests waited for.
 //!
 //! # The end of a request
 //! A request and its cancellation may end at the same time. [`Request::take_reply`] gives out the
