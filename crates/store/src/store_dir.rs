@@ -220,6 +220,7 @@ impl From<io::Error> for OpenError {
     }
 }
 
+/// The directory of a store, locked until this is dropped.
 pub(crate) struct StoreDir {
     path: PathBuf,
     lock: File,
@@ -460,9 +461,34 @@ fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
+/// Releases the lock. If it were only closed, a child that another thread has just forked would
+/// keep it until the child executes a program.
+impl Drop for StoreDir {
+    fn drop(&mut self) {
+        // An error changes nothing: the lock ends with its last descriptor.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Store, StoreOptions};
+
+    #[test]
+    fn closed_store_is_free_while_a_forked_child_has_its_descriptors() {
+        let path = std::env::temp_dir().join(format!("corewalk-forked-{}", std::process::id()));
+        let open = || Store::open(&path, &StoreOptions::default());
+        let store = open().expect("make the store");
+        let store_dir = store.store_dir.as_ref().expect("the store is in a directory");
+        let of_child = store_dir.lock.try_clone().expect("a copy, as fork(2) makes");
+        assert!(matches!(open(), Err(OpenError::Busy)));
+        drop(store);
+        let opened = open().map(drop);
+        drop(of_child);
+        fs::remove_dir_all(&path).expect("remove the store");
+        opened.expect("the store is free");
+    }
 
     #[test]
     fn holder_is_who_has_a_lock_of_flock_on_the_file() {
