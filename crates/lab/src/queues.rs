@@ -1,6 +1,7 @@
 //! The message queues of the host kernel and of corewalk, behind one trait.
 //!
-//! Each received message is checked: its type, length, last byte, and the number in its text.
+//! Each received message is checked: its type, length and the number in its text, and the last byte
+//! if the text has more than 8 bytes. The number and the last byte are cleared before each receive.
 //!
 //! Source: msgop(2).
 
@@ -81,9 +82,10 @@ impl Queues for Linux {
 
     fn receive(&self, queue: usize, kind: u8, message: &mut Words) -> Option<u64> {
         let Words { words, bytes } = message;
-        words[1] = 0;
+        let last = words.len() - 1;
+        (words[1], words[last]) = (0, 0);
         let got = self.0[queue].receive(words, *bytes, kind.into());
-        let has_last = *bytes <= 8 || words[words.len() - 1] == u64::from_le_bytes([LAST; 8]);
+        let has_last = *bytes <= 8 || words[last].to_le_bytes()[(*bytes - 1) % 8] == LAST;
         (got == Ok(*bytes) && words[0] == u64::from(kind) && has_last).then_some(words[1])
     }
 
@@ -127,6 +129,7 @@ impl Queues for Ours {
     fn receive(&self, queue: usize, kind: u8, text: &mut Vec<u8>) -> Option<u64> {
         let (bytes, head) = (text.len(), text.len().min(8));
         text[..head].fill(0);
+        text[bytes - 1] = 0;
         let got = self.users[0].msgrcv(self.queues[queue], text, kind.into(), MsgFlags::empty());
         let is_right = got.is_ok_and(|got| got.size_bytes == bytes && got.mtype == i64::from(kind))
             && (bytes <= 8 || text[bytes - 1] == LAST);
