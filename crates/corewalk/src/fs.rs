@@ -94,6 +94,17 @@ pub struct Make<'a> {
 impl<'a> Make<'a> {
     /// Returns a new file with `mode`, owned by `uid` and `gid`, with a umask of 0. A mode without
     /// type bits means a regular file.
+    ///
+    /// # Examples
+    /// ```
+    /// # use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// # use corewalk::{FileKind, FileSystem, Make, Name, Node};
+    /// # let fs = Tmpfs::new(TmpfsOptions::default());
+    /// let root = Node::detached(fs.root()?.ino, FileKind::Directory);
+    /// let attr = fs.make(root, Name::new(b"f")?, &Make::new(0o644, 1000, 100))?;
+    /// assert_eq!((attr.kind(), attr.uid, attr.gid), (FileKind::Regular, 1000, 100));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn new(mode: u32, uid: u32, gid: u32) -> Make<'a> {
         let (access_acl, default_acl) = (None, None);
         let (umask, rdev, target, open) = (0, 0, b"", None);

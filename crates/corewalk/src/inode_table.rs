@@ -104,8 +104,8 @@ pub struct TableNode<'t, T> {
 /// let table = Arc::new(InodeTable::new((), VfsOptions::default())?);
 /// let node = table.entered(&table.root(), Name::new(b"f")?, FileKind::Regular, ())?;
 /// let owned = table.owned(node);
-/// let path = std::thread::spawn(move || owned.get().path()).join().unwrap();
-/// assert_eq!(path?, b"/f");
+/// let path = move || owned.table().path(owned.get().ino());
+/// assert_eq!(std::thread::spawn(path).join().unwrap()?, b"/f");
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
 pub struct OwnedTableNode<T> {
@@ -118,6 +118,16 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     ///
     /// # Errors
     /// `ENOMEM` if the table cannot reserve its address space.
+    ///
+    /// # Examples
+    /// ```
+    /// # use corewalk::{InodeTable, VfsOptions};
+    /// let table = InodeTable::new("root", VfsOptions::default().with_cache_bytes(16 << 20))?;
+    /// let (root, stats) = (table.root(), table.stats());
+    /// assert_eq!((root.ino(), root.path()?, *root.data()), (1, b"/".to_vec(), "root"));
+    /// assert_eq!((stats.entries, stats.budget_bytes), (1, 16 << 20));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn new(root: T, options: VfsOptions) -> Result<InodeTable<T>, Errno> {
         let data = Arc::new(NoBacking::new(root));
         let vfs = Vfs::new(Arc::new(Arc::clone(&data)), options)?;
@@ -131,6 +141,19 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// # Errors
     /// `ENOTDIR` if `parent` is not a directory; `ENOENT` if it was removed; `ENOMEM`; `ENFILE` at
     /// more than 2^27 references to the node.
+    ///
+    /// # Examples
+    /// ```
+    /// # use corewalk::{Errno, FileKind, InodeTable, Name, VfsOptions};
+    /// # let (table, name) = (InodeTable::new(0, VfsOptions::default())?, Name::new(b"n")?);
+    /// let enter = |kind, data| table.entered(&table.root(), name, kind, data);
+    /// let file = enter(FileKind::Regular, 1)?;
+    /// // The second lookup finds the same file. The third one finds a directory at the name.
+    /// let (again, dir) = (enter(FileKind::Regular, 2)?, enter(FileKind::Directory, 3)?);
+    /// assert_eq!((again.ino(), *again.data()), (file.ino(), 1));
+    /// assert_eq!((dir.path()?, file.path()), (b"/n".to_vec(), Err(Errno::NOENT)));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn entered(
         &self,
         parent: &TableNode<'_, T>,
@@ -330,6 +353,19 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     /// `ENOTDIR` if a parent is not a directory, `ENOENT` if it was removed; `EINVAL` if a
     /// directory would move below itself; `ENOMEM`. `EISDIR`, `ENOTDIR` or `ENOTEMPTY` if another
     /// thread enters a file of another kind at the target name meanwhile.
+    ///
+    /// # Examples
+    /// ```
+    /// # use corewalk::{Errno, FileKind, InodeTable, Name, VfsOptions};
+    /// # let table = InodeTable::new((), VfsOptions::default())?;
+    /// let (root, draft, text) = (table.root(), Name::new(b"draft")?, Name::new(b"text")?);
+    /// let enter = |name| table.entered(&root, name, FileKind::Regular, ());
+    /// let (new, old) = (enter(draft)?, enter(text)?);
+    /// // The storage has renamed `draft` to `text`.
+    /// table.renamed((&root, draft), (&root, text))?;
+    /// assert_eq!((new.path()?, old.path()), (b"/text".to_vec(), Err(Errno::NOENT)));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn renamed(
         &self,
         from: (&TableNode<'_, T>, Name<'_>),
@@ -458,7 +494,7 @@ impl<T> InodeTable<T> {
         TableNode { table: self, inode }
     }
 
-    /// Returns the root directory.
+    /// Returns the root directory. [`InodeTable::new`] has an example.
     ///
     /// # Panics
     /// Panics at more than 2^27 references to the root directory.
@@ -535,6 +571,17 @@ impl<T> InodeTable<T> {
 
     /// Drops all lookups of a node, and returns their number. A server calls this method when its
     /// only client has gone.
+    ///
+    /// # Examples
+    /// ```
+    /// # use corewalk::{FileKind, InodeTable, Name, VfsOptions};
+    /// # let table = InodeTable::new((), VfsOptions::default())?;
+    /// let file = table.entered(&table.root(), Name::new(b"f")?, FileKind::Regular, ())?;
+    /// // Two replies to the client contain the file. Then the client goes.
+    /// let (ino, _) = (file.clone().into_lookups(), file.into_lookups());
+    /// assert_eq!((table.forget_all(ino), table.forget_all(ino)), (2, 0));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn forget_all(&self, ino: u64) -> u64 {
         self.vfs.forget_all(ino)
     }
@@ -545,6 +592,31 @@ impl<T> InodeTable<T> {
     ///
     /// # Errors
     /// `EBUSY` if it is already set.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::mpsc::{Sender, channel};
+    /// # use corewalk::{FileKind, InodeTable, Name, Pressure, VfsOptions};
+    /// struct Ask(Sender<(u64, Vec<u8>)>);
+    ///
+    /// impl Pressure for Ask {
+    ///     fn please_forget(&self, parent: u64, name: Name<'_>) {
+    ///         let _ = self.0.send((parent, name.as_bytes().to_vec()));
+    ///     }
+    /// }
+    ///
+    /// let table = InodeTable::new((), VfsOptions::default().with_cache_bytes(0))?;
+    /// let (root, (sender, asked)) = (table.root(), channel());
+    /// table.set_pressure(Box::new(Ask(sender)))?;
+    /// for name in (0..200).map(|i| format!("file {i}")) {
+    ///     let name = Name::new(name.as_bytes())?;
+    ///     table.entered(&root, name, FileKind::Regular, ())?.into_lookups();
+    /// }
+    /// // Another thread of the server asks its kernel to forget this entry.
+    /// let (parent, name) = asked.try_recv()?;
+    /// assert!(table.child(parent, &name)?.path()?.starts_with(b"/file "));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_pressure(&self, pressure: Box<dyn Pressure>) -> Result<(), Errno> {
         self.vfs.set_pressure(pressure)
     }
@@ -574,6 +646,7 @@ impl<T> InodeTable<T> {
     }
 
     /// Evicts an entry that [`InodeTable::reclaim`] reported, as [`Vfs::evict`] does.
+    /// [`InodeTable::reclaim`] has an example.
     pub fn evict(&self, entry: EntryId) -> u64 {
         self.vfs.evict(entry)
     }
@@ -584,7 +657,7 @@ impl<T> InodeTable<T> {
         &self.vfs
     }
 
-    /// Returns the statistics of the table.
+    /// Returns the statistics of the table. [`InodeTable::new`] has an example.
     pub fn stats(&self) -> Stats {
         self.vfs.stats()
     }
@@ -703,7 +776,7 @@ impl<T> TableNode<'_, T> {
     }
 
     /// Turns the reference into one lookup that a client holds, and returns the number. The client
-    /// returns the lookup by [`InodeTable::forget`].
+    /// returns the lookup by [`InodeTable::forget`]. [`InodeTable::forget_all`] has an example.
     #[inline]
     pub fn into_lookups(self) -> u64 {
         self.inode.into_lookups()

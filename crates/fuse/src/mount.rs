@@ -128,6 +128,19 @@ impl Mount {
     /// - without root, [`MountError::NoFusermount`] or [`MountError::Fusermount`];
     /// - [`MountError::NoUring`], with [`Transport::Uring`] only;
     /// - [`MountError::System`] in any step that it names.
+    ///
+    /// # Examples
+    /// [`Mount`] has an example of a mount. This call fails:
+    /// ```
+    /// use std::{path::Path, sync::Arc};
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk_fuse::{Mount, MountError, MountOptions, Options};
+    ///
+    /// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// let path = Path::new("/no/such/directory");
+    /// let mounted = Mount::new(fs, path, Options::exclusive(), &MountOptions::default());
+    /// assert_eq!(mounted.err(), Some(MountError::Missing));
+    /// ```
     pub fn new(
         fs: Arc<dyn FileSystem>,
         path: &Path,
@@ -143,6 +156,21 @@ impl Mount {
     ///
     /// # Errors
     /// The errors of [`Mount::new`], without those of the options and of the server.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// use std::{path::Path, sync::Arc};
+    /// use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
+    /// use corewalk_fuse::{Mount, MountOptions, Options, Server};
+    ///
+    /// let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
+    /// let server = Arc::new(Server::new(fs, Options::exclusive())?);
+    /// let mount = Mount::serve(Arc::clone(&server), Path::new("/mnt"), &MountOptions::default())?;
+    /// mount.wait()?;
+    /// // The server outlives the mount.
+    /// println!("{} lookups reached the back end", server.vfs().stats().misses);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn serve(
         server: Arc<Server>,
         path: &Path,
@@ -153,28 +181,40 @@ impl Mount {
 }
 
 impl<S> Mount<S> {
-    /// Returns the server.
+    /// Returns the server. [`Mount::serve_async`] has an example.
     pub fn server(&self) -> &Arc<S> {
         &self.server
     }
 
     /// Returns the value with which any thread can unmount the mount.
+    /// [`Mountpoint`] has an example.
     pub fn point(&self) -> &Mountpoint {
         &self.point
     }
 
     /// Returns the way in which requests arrive. It is never [`Transport::Auto`].
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_fuse::{Mount, Transport};
+    ///
+    /// fn report(mount: &Mount) {
+    ///     if mount.transport() != Transport::Uring {
+    ///         eprintln!("requests arrive by {}, not by io_uring", mount.transport().name());
+    ///     }
+    /// }
+    /// ```
     pub fn transport(&self) -> Transport {
         self.transport
     }
 
     /// Returns the [`KernelCache`] of the mount. Use it to tell the kernel of changes that were not
-    /// made through the mount.
+    /// made through the mount. [`KernelCache`] has an example.
     pub fn kernel_cache(&self) -> &KernelCache {
         &self.kernel
     }
 
-    /// Waits until the mount has ended.
+    /// Waits until the mount has ended. [`Mountpoint`] has an example.
     ///
     /// A signal that ends the process leaves a mount without a server. Until that mount is
     /// unmounted, every use of it fails with `ENOTCONN`. [`Mount::wait_or_unmount`] avoids that: it
@@ -202,12 +242,13 @@ impl<S> Mount<S> {
 impl Mountpoint {
     /// Returns the path at which the file system was mounted, without symbolic links. If a
     /// directory in this path is renamed later, this method still returns the old path.
+    /// [`Mountpoint`] has an example.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Unmounts the mount, even if it was moved, and never another mount. A mount in use is
-    /// detached.
+    /// detached. [`Mountpoint`] has an example.
     ///
     /// # Errors
     /// - `EBUSY` if another mount is on top of it.

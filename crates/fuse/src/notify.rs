@@ -51,6 +51,7 @@ impl KernelCache {
     }
 
     /// Drops the cached answer for `name` in the directory with inode number `parent`.
+    /// [`KernelCache`] has an example.
     ///
     /// If the name is that of a directory, the kernel also detaches every file system that is
     /// mounted on it or below it, as umount(2) would.
@@ -189,6 +190,18 @@ impl KernelCache {
     ///
     /// # Errors
     /// The errors of [`KernelCache::invalidate_inode`], of [`Name::new`] and of the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::path::Path;
+    /// use corewalk::Errno;
+    /// use corewalk_fuse::KernelCache;
+    ///
+    /// /// Another program has written the files at these paths.
+    /// fn written(kernel: &KernelCache, paths: &[&Path]) -> Result<(), Errno> {
+    ///     paths.iter().try_for_each(|path| kernel.invalidate_inode_at(path))
+    /// }
+    /// ```
     pub fn invalidate_inode_at(&self, path: &Path) -> Result<(), Errno> {
         let bytes = path.as_os_str().as_bytes();
         let names = bytes.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
@@ -204,6 +217,21 @@ impl KernelCache {
     ///
     /// # Errors
     /// The errors of the kernel. If the kernel has nothing cached, that is no error.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::mpsc::Receiver;
+    /// use corewalk_fuse::KernelCache;
+    ///
+    /// /// The storage reports the numbers of the inodes that another machine has changed.
+    /// fn follow(kernel: &KernelCache, changed: &Receiver<u64>) {
+    ///     for ino in changed {
+    ///         if let Err(error) = kernel.invalidate_inode(ino) {
+    ///             eprintln!("programs may read old content of inode {ino}: {error}");
+    ///         }
+    ///     }
+    /// }
+    /// ```
     pub fn invalidate_inode(&self, ino: u64) -> Result<(), Errno> {
         self.server.nodes_of(ino).into_iter().try_for_each(|node| self.drop_inode(node))
     }

@@ -209,6 +209,17 @@ impl Options {
     }
 
     /// Returns options for a back end that is changed only through this mount.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use corewalk_fuse::Options;
+    ///
+    /// // No program makes files behind the mount, so the kernel may also remember missing names.
+    /// let options = Options::exclusive();
+    /// assert_eq!(options.negative_timeout, Duration::from_secs(86400));
+    /// assert_eq!(options.entry_timeout, options.negative_timeout);
+    /// ```
     pub fn exclusive() -> Options {
         let day = Duration::from_secs(86400);
         Options {
@@ -226,6 +237,18 @@ impl Options {
     /// the back end for each name that it looks up ([`corewalk::Vfs::lookup_fresh`]). Before it
     /// changes a name, it compares the cached name with the back end
     /// ([`corewalk::Vfs::revalidate`]).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use corewalk_fuse::Options;
+    ///
+    /// let options = Options::shared();
+    /// assert_eq!(options.entry_timeout, Duration::from_secs(1));
+    /// // With timeouts of zero, the kernel asks for names and attributes at each use.
+    /// let options = options.with_entry_timeout(Duration::ZERO).with_attr_timeout(Duration::ZERO);
+    /// assert_eq!(options.check(), Ok(()));
+    /// ```
     pub fn shared() -> Options {
         Options {
             ownership: Ownership::Shared,
@@ -246,6 +269,17 @@ impl Options {
 
     /// Changes these options so that the server checks permissions, and returns them. In the result
     /// all timeouts are 0, and the kernel collects no writes.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_fuse::{Conflict, Options, Permissions};
+    ///
+    /// let options = Options::exclusive();
+    /// let cached = options.clone().with_permissions(Permissions::Server);
+    /// assert_eq!(cached.check(), Err(Conflict::CachedNames));
+    /// let options = options.with_server_permissions();
+    /// assert_eq!((options.check(), options.permissions), (Ok(()), Permissions::Server));
+    /// ```
     #[must_use]
     pub fn with_server_permissions(self) -> Options {
         Options {

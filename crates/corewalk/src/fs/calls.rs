@@ -133,6 +133,19 @@ pub struct PollWaker(Arc<dyn Fn() + Send + Sync>);
 
 impl PollWaker {
     /// Returns a waker that calls `wake`.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::mpsc::channel;
+    /// use corewalk::PollWaker;
+    ///
+    /// let (sender, woken) = channel();
+    /// // A server passes the waker to `FileSystem::poll`.
+    /// let waker = PollWaker::new(move || drop(sender.send("file 7")));
+    /// // The back end calls it when the file has new events.
+    /// waker.wake();
+    /// assert_eq!(woken.try_recv(), Ok("file 7"));
+    /// ```
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> PollWaker {
         PollWaker(Arc::new(wake))
     }

@@ -57,6 +57,25 @@ impl<'a> Node<'a> {
 
     /// Returns the generation of the inode number that the back end assigned. None for a node from
     /// [`Node::detached`].
+    ///
+    /// # Examples
+    /// A back end that gives the number of a removed file to a new file:
+    /// ```
+    /// # use std::collections::BTreeMap;
+    /// # use corewalk::{Errno, FileKind, Node};
+    /// /// The generation and the text of each file, by number.
+    /// type Files = BTreeMap<u64, (u64, String)>;
+    ///
+    /// fn text<'f>(files: &'f Files, node: Node<'_>) -> Result<&'f str, Errno> {
+    ///     let (generation, text) = files.get(&node.ino()).ok_or(Errno::STALE)?;
+    ///     // The node of a test has no generation.
+    ///     let is_same = node.generation().is_none_or(|it| it == *generation);
+    ///     if is_same { Ok(text) } else { Err(Errno::STALE) }
+    /// }
+    /// # let files = BTreeMap::from([(7, (2, "text".to_owned()))]);
+    /// # assert_eq!(text(&files, Node::detached(7, FileKind::Regular)), Ok("text"));
+    /// # assert_eq!(text(&files, Node::detached(8, FileKind::Regular)), Err(Errno::STALE));
+    /// ```
     pub fn generation(self) -> Option<u64> {
         self.generation
     }
@@ -67,6 +86,16 @@ impl<'a> Node<'a> {
     }
 
     /// Returns this node for a call that is made through the open file with the handle `handle`.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{FileKind, Node};
+    ///
+    /// let node = Node::detached(7, FileKind::Regular);
+    /// // A test reads from an open file with this node. `open` has returned the handle 3.
+    /// let open = node.with_handle(3);
+    /// assert_eq!((open.ino(), open.handle(), node.handle()), (7, 3, 0));
+    /// ```
     pub fn with_handle(self, handle: u64) -> Node<'a> {
         Node { handle, ..self }
     }

@@ -121,6 +121,17 @@ impl<'a> DirEntry<'a> {
     }
 
     /// Returns an entry with the attributes `attr`, which also give its inode number and kind.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::{Attr, DirEntry, FileKind, Name};
+    ///
+    /// // The storage lists each name with its attributes, so a listing needs no `lookup`.
+    /// let entry = DirEntry::from_attr(Name::new(b"f")?, Attr::file(7, 5), 1);
+    /// assert_eq!((entry.ino, entry.kind), (7, FileKind::Regular));
+    /// assert_eq!(entry.attr.map(|attr| attr.size), Some(5));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn from_attr(name: Name<'a>, attr: Attr, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino: attr.ino, kind: attr.kind(), cookie, attr: Some(attr) }
     }

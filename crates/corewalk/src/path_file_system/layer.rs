@@ -55,12 +55,45 @@ pub struct ByPath<F: PathFileSystem> {
 }
 
 impl<F: PathFileSystem> ByPath<F> {
-    /// Returns the layer over `fs`.
+    /// Returns the layer over `fs`. The documentation of [`PathFileSystem`] has an example.
     pub fn new(fs: F) -> ByPath<F> {
         ByPath { fs, files: Files::new(), listings: Listings::new() }
     }
 
     /// Returns the back end.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::{path::{Path, PathBuf}, sync::{Arc, Mutex}};
+    /// # use corewalk::{Attr, ByPath, Cred, Errno, Name, PathEntry, PathFileSystem};
+    /// # use corewalk::{Vfs, VfsOptions};
+    /// /// An empty file system with a list of the paths that were looked up.
+    /// #[derive(Default)]
+    /// struct Empty(Mutex<Vec<PathBuf>>);
+    ///
+    /// # impl PathFileSystem for Empty {
+    /// #     type File = ();
+    /// #     fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
+    /// #         self.0.lock().unwrap().push(path.into());
+    /// #         if path == Path::new("") { Ok(Attr::dir(0)) } else { Err(Errno::NOENT) }
+    /// #     }
+    /// #     fn readdir(&self, _: &Path, _: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
+    /// #         Ok(())
+    /// #     }
+    /// #     fn open(&self, _: &Path, _: u32) -> Result<(), Errno> {
+    /// #         Ok(())
+    /// #     }
+    /// #     fn read(&self, _: &Path, _: &(), _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+    /// #         Ok(0)
+    /// #     }
+    /// # }
+    /// let served = Arc::new(ByPath::new(Empty::default()));
+    /// let vfs = Vfs::new(served.clone(), VfsOptions::default())?;
+    /// assert!(vfs.lookup(&Cred::root(), &vfs.root(), Name::new(b"f")?).is_err());
+    /// // The program reads the list while the back end is served.
+    /// assert_eq!(served.get_ref().0.lock().unwrap().last(), Some(&PathBuf::from("f")));
+    /// # Ok::<(), corewalk::Errno>(())
+    /// ```
     pub fn get_ref(&self) -> &F {
         &self.fs
     }

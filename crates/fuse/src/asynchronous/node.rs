@@ -236,28 +236,84 @@ impl AsyncNode {
 
     /// Returns the process that has made the request. The pid is 0 for a release and for requests
     /// that the kernel makes itself, such as a read ahead.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk::Caller;
+    /// use corewalk_fuse::AsyncNode;
+    ///
+    /// /// A line for the log of a back end.
+    /// fn line(call: &str, node: &AsyncNode) -> String {
+    ///     let ino = node.ino();
+    ///     match node.caller() {
+    ///         Caller { pid: 0, .. } => format!("{call} of inode {ino}"),
+    ///         Caller { uid, pid, .. } => format!("{call} of inode {ino} by {pid} of user {uid}"),
+    ///     }
+    /// }
+    /// ```
     pub fn caller(&self) -> Caller {
         self.caller
     }
 
     /// Returns the inode number that the back end assigned, or the server's number if the back end
     /// has none.
+    ///
+    /// # Examples
+    /// A back end that keeps each file in an object:
+    /// ```
+    /// use corewalk_fuse::AsyncNode;
+    ///
+    /// fn object(node: &AsyncNode) -> String {
+    ///     format!("inodes/{}.{}", node.ino(), node.generation())
+    /// }
+    /// ```
     pub fn ino(&self) -> u64 {
         if self.inode.identity.0 == 0 { self.number() } else { self.inode.identity.0 }
     }
 
-    /// Returns the generation that the back end assigned.
+    /// Returns the generation that the back end assigned. [`AsyncNode::ino`] has an example.
     pub fn generation(&self) -> u64 {
         self.inode.identity.1
     }
 
-    /// Returns the kind of file.
+    /// Returns the kind of file. [`AsyncNode::path`] has an example.
     pub fn kind(&self) -> FileKind {
         self.node.get().kind()
     }
 
     /// Returns the handle that `open` has returned for the open file of the call, or 0 if the call
     /// is made through no open file.
+    ///
+    /// # Examples
+    /// A back end with state per open file (`has_open_state` returns true):
+    /// ```
+    /// # use std::{collections::BTreeMap, sync::Mutex};
+    /// # use bytes::Bytes;
+    /// # use corewalk::{Errno, Opened};
+    /// # use corewalk_fuse::AsyncNode;
+    /// /// The content that each open file shows, by handle.
+    /// struct Open(Mutex<BTreeMap<u64, Bytes>>);
+    ///
+    /// # impl Open {
+    /// async fn open(&self, node: &AsyncNode, _flags: u32) -> Result<Opened, Errno> {
+    ///     let content = format!("the content of inode {} now", node.ino());
+    ///     let mut files = self.0.lock().unwrap();
+    ///     let handle = files.last_key_value().map_or(1, |(last, _)| last + 1);
+    ///     files.insert(handle, content.into());
+    ///     Ok(Opened::new(handle))
+    /// }
+    ///
+    /// async fn read(&self, node: &AsyncNode, offset: u64, size: u32) -> Result<Bytes, Errno> {
+    ///     let content = self.0.lock().unwrap().get(&node.handle()).cloned().ok_or(Errno::BADF)?;
+    ///     let start = content.len().min(offset as usize);
+    ///     Ok(content.slice(start..content.len().min(start + size as usize)))
+    /// }
+    ///
+    /// async fn release(&self, node: &AsyncNode) {
+    ///     self.0.lock().unwrap().remove(&node.handle());
+    /// }
+    /// # }
+    /// ```
     pub fn handle(&self) -> u64 {
         self.handle
     }
@@ -268,6 +324,21 @@ impl AsyncNode {
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more.
+    ///
+    /// # Examples
+    /// A back end over an object store, which finds files by their keys:
+    /// ```
+    /// use corewalk::{Errno, FileKind};
+    /// use corewalk_fuse::AsyncNode;
+    ///
+    /// fn key(node: &AsyncNode) -> Result<String, Errno> {
+    ///     let path = String::from_utf8(node.path()?).map_err(|_| Errno::ILSEQ)?;
+    ///     let key = path.trim_start_matches('/').to_owned();
+    ///     // The key of a directory ends with a slash. The key of the root is empty.
+    ///     let is_prefix = node.kind() == FileKind::Directory && !key.is_empty();
+    ///     Ok(if is_prefix { key + "/" } else { key })
+    /// }
+    /// ```
     pub fn path(&self) -> Result<Vec<u8>, Errno> {
         self.node.get().path()
     }

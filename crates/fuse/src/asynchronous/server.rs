@@ -98,14 +98,14 @@ pub fn serve_async<F: AsyncFileSystem>(
 /// #     }
 /// # }
 /// use std::sync::Arc;
-/// use corewalk_fuse::{AsyncServer, Options};
+/// use corewalk_fuse::{AsyncServer, Options, Ownership};
 ///
 /// let runtime = tokio::runtime::Runtime::new()?;
 /// let handle = runtime.handle().clone();
 /// let spawn = move |future| drop(handle.spawn(future));
 /// // `Empty` is an `AsyncFileSystem`. Its `root` runs on the runtime now.
 /// let server = AsyncServer::new(Arc::new(Empty), Options::shared(), spawn)?;
-/// assert_eq!(server.under_way(), 0);
+/// assert_eq!((server.options().ownership, server.under_way()), (Ownership::Shared, 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct AsyncServer<F> {
@@ -153,6 +153,7 @@ pub(super) enum Entering {
 impl<F: AsyncFileSystem> AsyncServer<F> {
     /// Returns a server of `fs`. Its futures run where `spawn` runs them. The function waits until
     /// `fs` has returned the root directory. So do not call it on the only thread of the runtime.
+    /// [`AsyncServer`] has an example.
     ///
     /// # Errors
     /// `EINVAL` for options that [conflict](Options::check_async); `ENOTDIR` if the root is not a

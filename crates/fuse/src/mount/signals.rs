@@ -90,6 +90,19 @@ impl EndSignals {
     ///
     /// # Errors
     /// [`MountError::System`] if the handlers cannot be installed.
+    ///
+    /// # Examples
+    /// ```
+    /// use corewalk_fuse::EndSignals;
+    /// use rustix::process::{Signal, getpid, kill_process};
+    ///
+    /// let signals = EndSignals::watch()?;
+    /// // The signal does not end the process any more.
+    /// kill_process(getpid(), Signal::TERM)?;
+    /// // Next, the program mounts, and passes `signals` to `Mount::wait_or_unmount`.
+    /// # drop(signals);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn watch() -> Result<EndSignals, MountError> {
         let (sender, events) = channel();
         let hangup = if signal_is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
@@ -109,7 +122,8 @@ impl EndSignals {
 
 impl<S: Send + Sync + 'static> Mount<S> {
     /// Waits until the mount has ended, or one of `signals` comes. After a signal it unmounts the
-    /// mount. A mount in use is detached, and the call does not wait for its users.
+    /// mount. A mount in use is detached, and the call does not wait for its users. [`EndSignals`]
+    /// has an example.
     ///
     /// # Errors
     /// [`MountError::System`] if a thread that serves requests has failed, or if the mount cannot
