@@ -10,8 +10,8 @@ use crate::hash::Secret;
 use crate::index::{Index, LINE_BYTES, Locked, Refused, SLOTS};
 use crate::slots::{self, Spare};
 
-/// Number of slots per entry of [`Mbcache::entries_max`]. Most slots stay free, which keeps
-/// searches short.
+/// The index has this many slots for each of the [`Mbcache::entries_max`] entries. Most slots stay
+/// free, which keeps searches short.
 const SLOTS_PER_ENTRY: u64 = 3;
 /// Maximum number of lines (pairs of slots): slots have 32-bit numbers.
 const LINES_MAX: u64 = 1 << 30;
@@ -82,7 +82,7 @@ impl std::error::Error for CreateError {}
 pub struct Stats {
     /// Entries now.
     pub entries: u64,
-    /// Entries that [`Mbcache::scan`] has dropped, or `create` to make room.
+    /// Entries that were dropped by [`Mbcache::scan`], or by `create` for a free slot.
     pub reclaimed: u64,
 }
 
@@ -224,8 +224,8 @@ impl Mbcache {
         Ok(Mbcache { index: Index::new(1, Secret::new(0))?, users_max: 1 })
     }
 
-    /// Returns the number of entries up to which `create` usually drops none. If one key has more
-    /// than 200 values, `create` may drop entries earlier.
+    /// Returns the number of entries that the cache can have before `create` usually starts to drop
+    /// entries. If one key has more than 200 values, `create` may drop entries earlier.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         (self.index.bytes() / LINE_BYTES * u64::from(SLOTS) / SLOTS_PER_ENTRY) as u32
@@ -423,13 +423,13 @@ impl Mbcache {
     ///
     /// A value with [`users_max`](Mbcache::users_max) or more users is full. `note_users` removes
     /// its pair, so that searches never examine full values. If a thread has a handle of the pair,
-    /// the last handle removes it. Until then searches skip it.
+    /// the drop of the last handle removes the pair. Until then searches skip it.
     ///
-    /// If the number falls below the maximum, `note_users` adds the pair again, if the cache has a
-    /// free slot for it.
+    /// If the number falls below the maximum, `note_users` adds the pair again with
+    /// [`Mbcache::create`].
     ///
-    /// The caller must call `note_users` when the number reaches the maximum, and when it falls
-    /// below it. It does so under the lock with which it counts the users.
+    /// The caller must call `note_users` when the number of users reaches the maximum, and when it
+    /// falls below the maximum. The caller must hold the lock under which it counts the users.
     ///
     /// # Examples
     ///
@@ -456,7 +456,7 @@ impl Mbcache {
             }
             return is_reusable;
         }
-        is_reusable && self.create(key, value) != Err(CreateError::Full)
+        is_reusable && matches!(self.create(key, value), Ok(()) | Err(CreateError::Exists))
     }
 
     /// Examines `entries` entries, each at most once. Drops those that have no handle and were not

@@ -40,10 +40,11 @@ use std::{collections::BTreeSet, ffi::c_void, mem::MaybeUninit, ptr};
 
 const LINE: usize = 64;
 const PAGE: usize = 4_096;
-/// [`Watched::record`] panics if a recording has more accesses.
+/// Size of the list of accesses. [`Watched::record`] panics if an operation fills it.
 const ACCESSES_MAX: usize = 1 << 14;
-/// Maximum number of pages that one instruction touches.
-const OPEN_MAX: usize = 8;
+/// Maximum number of faults of one instruction. An AVX-512 gather of 16 elements has the most: a
+/// fault for each of 32 pages.
+const OPEN_MAX: usize = 32;
 /// The bit in the error code of a page fault that is set for a store.
 const FAULT_STORE: i64 = 1 << 1;
 /// The bit in the flags register that stops the processor after each instruction.
@@ -76,7 +77,8 @@ pub struct Watched {
     ranges: Box<Ranges>,
 }
 
-/// Shared by [`Watched::record`] and the signal handlers, which may use only atomics.
+/// The state of the recording that runs. [`Watched::record`] shares it with the signal handlers,
+/// which may use only atomics.
 struct Recorder {
     /// The memory that is recorded, or null outside of a recording.
     ranges: AtomicPtr<Ranges>,
@@ -199,8 +201,8 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     let is_store = registers[libc::REG_ERR as usize] & FAULT_STORE != 0;
     note(&RECORDER.accesses, &RECORDER.len, (address & !1) | usize::from(is_store));
-    // The instruction that faulted runs again when the handler returns. If it faulted by a load,
-    // the page becomes only readable, so that a store by it faults too.
+    // The instruction that faulted runs again when the handler returns. After the fault of a load,
+    // the page becomes only readable, so that a store by the same instruction faults too.
     let access =
         if is_store { MprotectFlags::READ | MprotectFlags::WRITE } else { MprotectFlags::READ };
     note(&RECORDER.open, &RECORDER.open_len, address & !(PAGE - 1));
@@ -222,7 +224,8 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
     }
 }
 
-/// `len` also counts words for which the list has no space, so it shows that some are missing.
+/// Appends `word` to `list`. If the list is full, only increases `len`, which shows that words are
+/// missing.
 fn note(list: &[AtomicUsize], len: &AtomicUsize, word: usize) {
     // ORDERING: Relaxed. Only the recorded thread and its signal handlers use the recorder.
     let at = len.fetch_add(1, Ordering::Relaxed);

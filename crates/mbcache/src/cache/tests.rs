@@ -1,4 +1,4 @@
-//! Answers to one thread, and sizes.
+//! Tests of the results of calls by one thread, and of the size of the cache.
 
 use super::*;
 use crate::index::Line;
@@ -121,8 +121,8 @@ fn full_cache_drops_what_was_not_used_and_keeps_as_many_as_it_says() {
     assert!((most / 2..most * 9 / 10).contains(&kept), "{kept} of {most}");
 }
 
-/// A value prefers one of the two slots of a line. Whichever values it has, the cache must use
-/// three quarters of all slots.
+/// The cache must use three quarters of all slots, even if all values are even or all are odd. Even
+/// and odd values prefer different slots of a line.
 #[test]
 fn full_cache_uses_three_quarters_of_its_slots_whatever_the_values_are() {
     for (factor, first) in [(1, 0), (2, 0), (2, 1)] {
@@ -399,6 +399,7 @@ fn control_find_looks_at_full_values_that_stay() {
 fn cache_that_is_off_finds_nothing_and_takes_nothing() {
     let cache = Mbcache::off().unwrap();
     assert_eq!(cache.create(2, 7), Err(CreateError::Off));
+    assert!(!cache.note_users(2, 7, 0), "no pair is added");
     assert!(!cache.note_users(2, 7, 1));
     assert!(cache.find_first(2).is_none() && !cache.get(2, 7));
     assert!(cache.delete_or_get(2, 7).is_none());
