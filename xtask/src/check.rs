@@ -23,7 +23,7 @@ use std::{
     process::Command,
 };
 
-/// The first name that exists is used.
+/// Names of the main branch. The first one that exists is used.
 const MAIN: [&str; 2] = ["origin/main", "main"];
 
 /// Files whose change affects all crates.
@@ -158,7 +158,8 @@ fn package_name(manifest: &str) -> Option<String> {
     package.split('"').nth(1).map(str::to_owned)
 }
 
-/// A manifest names a dependency as in `corewalk.workspace = true`.
+/// Returns the first word of a line of a manifest. In a line such as `corewalk.workspace = true` it
+/// is the name of a dependency.
 fn first_word(line: &str) -> Option<String> {
     line.trim().split(['.', '=', ' ']).next().map(str::to_owned)
 }

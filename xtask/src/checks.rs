@@ -1,11 +1,11 @@
 //! Checks that build the workspace in a special way: for models, miri, ThreadSanitizer and 64-bit
 //! ARM.
 //!
-//! Each check builds into a target directory of its own, so that no check makes another one build
-//! again, or waits for its lock. Clippy, rustdoc and the check for 64-bit ARM share the directory
-//! [`CHECKED`], because their build scripts and macros are the same. The checks with loom and
-//! shuttle run for each crate that has models for them. A check fails if it runs no test, so that
-//! models that are not compiled any more are noticed.
+//! Each check builds into a target directory of its own. Otherwise a check could discard the build
+//! of another one, or wait for the lock of its directory. Clippy, rustdoc and the check for 64-bit
+//! ARM share the directory [`CHECKED`], because their build scripts and macros are the same. The
+//! checks with loom and shuttle run for each crate that has models for them. A check fails if it
+//! runs no test, so that models that are not compiled any more are noticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
@@ -39,7 +39,8 @@ const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbc
 
 /// The crates with unsafe code whose unit tests run under miri.
 const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
-/// This module has no unsafe code, and would take two fifths of the time under miri.
+/// The module whose tests are skipped under miri. It has no unsafe code, and would take two fifths
+/// of the time.
 const SAFE_MODULE: &str = "linearize::tests::";
 
 pub(crate) fn loom(root: &Path) -> Outcome {
@@ -120,8 +121,8 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// A compiler warning fails the check. If there is an emulator, the unit tests of [`ARM_PACKAGES`]
-/// run too.
+/// Checks the workspace for 64-bit ARM, and fails after a compiler warning. If there is an
+/// emulator, also runs the unit tests of [`ARM_PACKAGES`].
 pub(crate) fn aarch64(root: &Path) -> Outcome {
     let checked = aarch64_check(root, &[]);
     if checked != Outcome::Passed {
@@ -159,7 +160,7 @@ fn aarch64_check(root: &Path, words: &[&str]) -> Outcome {
     logged(check.args(words), root, "aarch64 check").0.outcome("cargo check for aarch64")
 }
 
-/// A warning is an error for the command.
+/// Returns a cargo command for 64-bit ARM. A compiler warning is an error for it.
 fn arm(root: &Path, words: &[&str]) -> Command {
     let mut command = cargo(root, CHECKED);
     command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
@@ -167,7 +168,8 @@ fn arm(root: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// The models of a library are the tests whose names contain `filter`.
+/// Runs the models of all crates that have models under `cfg`. The models of a library are the
+/// tests whose names contain `filter`.
 fn models(root: &Path, cfg: &str, filter: &str) -> Outcome {
     let found = match model_targets(root, cfg) {
         Ok(found) => found,
@@ -216,7 +218,7 @@ fn models_of(root: &Path, cfg: &str) -> Command {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ModelTarget {
-    /// The models are in modules that are named after the model checker.
+    /// A library, whose models are in modules that are named after the model checker.
     Library,
     /// A file in `tests/` with this name, which contains only models.
     Test(String),
@@ -242,7 +244,8 @@ fn model_targets(root: &Path, cfg: &str) -> std::io::Result<Vec<(String, ModelTa
     Ok(found)
 }
 
-/// A file may use `cfg` only to select types. Then it has no models.
+/// Returns true if the file has models under `cfg`. A file that uses `cfg` only to select types has
+/// none.
 fn has_models(file: &RustFile, cfg: &str) -> bool {
     let code: String = file.code().split_whitespace().collect();
     let inside = format!("#[cfg(all(test,{cfg}");
@@ -266,7 +269,7 @@ fn is_quiet_success(command: &mut Command) -> bool {
     process::run(command, LIMIT) == Ended::Well
 }
 
-/// A test program in which no test has passed is a failure: its tests may not be compiled any more.
+/// Runs a test command. If no test has passed, it fails: the tests may not be compiled any more.
 pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outcome {
     let (ended, output) = logged(command, root, what);
     if ended != Ended::Well {
@@ -280,8 +283,8 @@ pub(crate) fn tests_ran(command: &mut Command, root: &Path, what: &str) -> Outco
     }
 }
 
-/// The output goes to a file that is named after `what`. If the command fails, its last lines are
-/// printed.
+/// Runs a command, and writes its output to a file that is named after `what`. If the command
+/// fails, prints the last lines of the output.
 pub(crate) fn logged(command: &mut Command, root: &Path, what: &str) -> (Ended, String) {
     let folder = target_folder(root);
     if let Err(error) = fs::create_dir_all(&folder) {
@@ -310,12 +313,13 @@ pub(crate) fn tail(text: &str, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// FUSE over io_uring needs root and Linux 6.14. Otherwise mounts use `/dev/fuse`.
+/// Allows FUSE over io_uring, which needs root and Linux 6.14. Otherwise mounts use `/dev/fuse`.
 pub(crate) fn enable_uring() {
     let _ = fs::write("/sys/module/fuse/parameters/enable_uring", "Y");
 }
 
-/// The step `tests` runs the same tests over `/dev/fuse`.
+/// Runs the tests of mounts over io_uring and through fuser. The step `tests` runs them over
+/// `/dev/fuse`.
 pub(crate) fn transports(root: &Path) -> Outcome {
     enable_uring();
     let file = "/sys/module/fuse/parameters/enable_uring";
@@ -329,7 +333,7 @@ pub(crate) fn transports(root: &Path) -> Outcome {
         // enable other features, and build the crates again.
         command.args(["test", "--workspace", "--test", "real"]);
         if transport == "fuser" {
-            // Requests through fuser cannot reach an asynchronous back end.
+            // fuser cannot serve an asynchronous back end.
             command.args(["--", "--skip", "async"]);
         }
         let ended = process::run(&mut command, LIMIT);

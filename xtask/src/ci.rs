@@ -84,8 +84,8 @@ fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     }
 }
 
-/// Two threads change two flags of one entry 100 million times, and no change may be lost (trap T33
-/// in `traps.md`). This takes about 20 s.
+/// Runs the example `flags`. Two threads change two flags of one entry 100 million times, and no
+/// change may be lost (trap T33 in `traps.md`). This takes about 20 s.
 fn flags(root: &Path) -> Outcome {
     let mut build = Command::new("cargo");
     build.current_dir(root).args(["build", "--profile", "models", "--workspace"]);
@@ -126,8 +126,8 @@ pub(crate) fn hostile(root: &Path, words: u32) -> Outcome {
     checks::tests_ran(&mut command, root, "ipc-hostile")
 }
 
-/// Directories are renamed during 400,000 calls of a back end by path. No path may become invalid
-/// during a call (trap X1 in `traps.md`).
+/// Runs storms in which directories are renamed during 400,000 calls of a back end by path. No path
+/// may become invalid during a call (trap X1 in `traps.md`).
 fn storm(root: &Path) -> Outcome {
     let mut command = workspace_test(root, "by_path");
     // The threads of these tests mostly sleep, so more tests than processors run at the same time.
@@ -135,8 +135,8 @@ fn storm(root: &Path) -> Outcome {
     checks::tests_ran(&mut command, root, "storm")
 }
 
-/// Like the step `tests`, the command selects the whole workspace. So cargo enables the same
-/// features, and need not build the crates again.
+/// Returns the command that runs the test program `name`. Like the step `tests`, it selects the
+/// whole workspace. So cargo enables the same features, and need not build the crates again.
 fn workspace_test(root: &Path, name: &str) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(root).args(["test", "--workspace", "--test", name]);
@@ -236,8 +236,8 @@ impl Tally {
         }
     }
 
-    /// The steps of the tally count as one step of a larger run, which is skipped if one of them
-    /// was.
+    /// Returns one outcome for all steps, as for one step of a larger run. It is skipped if none
+    /// has failed and one of the steps was skipped.
     pub(crate) fn finish_as_one(self) -> Outcome {
         let left_out = self.left_out.join(", ");
         match self.finish() {

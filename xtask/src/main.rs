@@ -50,7 +50,7 @@ exit status: 0 passed or skipped, 1 failed, 2 invalid command line
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// The text gives the reason in one line.
+    /// The task has failed. The text gives the reason in one line.
     Failed(String),
     /// The reason why the task cannot run on the machine.
     Skipped(String),

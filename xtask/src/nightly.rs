@@ -22,7 +22,8 @@ struct Long {
 
 const STEPS: &[(&str, &str)] = &[("COREWALK_DIFFERENTIAL_OPS", "1000000")];
 
-/// Some of the suites run over io_uring, and others over `/dev/fuse`.
+/// The suites that run over each transport. In other runs, some of them run over io_uring, and
+/// others over `/dev/fuse`.
 const POSIX_SUITES: &[&str] = &[
     "xtask",
     "suites",
@@ -118,7 +119,7 @@ const LONG: [Long; 20] = [
         variables: &[("COREWALK_STORM_CALLS", "2000000")],
     },
     Long {
-        // On each of three mounts. All together are 100 million requests.
+        // The test sends this number of requests to each of three mounts, about 100 million in all.
         name: "growth",
         words: &["test", "--release", "-p", "corewalk-cli", "--test", "cli", "growth"],
         variables: &[("COREWALK_GROWTH_REQUESTS", "34000000")],

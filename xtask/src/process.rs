@@ -23,8 +23,8 @@ const POLL: Duration = Duration::from_millis(20);
 
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A higher nice value could leave a command so little of a busy processor that the watchdog of a
-/// test ends it.
+/// The nice value of commands that give way to others. With a higher value, a command could get so
+/// little of a busy processor that the watchdog of a test ends it.
 const NICE: u32 = 10;
 
 thread_local! {
@@ -98,7 +98,8 @@ pub(crate) fn thread_cpu() -> Duration {
     CPU.get()
 }
 
-/// Commands that this thread starts later get only a small share of a busy processor.
+/// Gives a low priority to the commands that this thread starts later. They get only a small share
+/// of a busy processor.
 pub(crate) fn give_way() {
     let task = fs::read_link("/proc/thread-self").unwrap_or_default();
     if let Some(task) = task.file_name() {
@@ -119,11 +120,11 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Ended {
     }
 }
 
-/// Returns None if `child` has not ended within `limit`.
+/// Waits for the end of `child`. Returns None if it has not ended within `limit`.
 pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     let deadline = Instant::now() + limit;
     loop {
-        // The wait removes the process, and its time with it.
+        // Read the processor time first, because the wait removes the process with its times.
         let cpu = cpu_of(child.id());
         match child.try_wait() {
             Ok(Some(status)) => {
@@ -137,7 +138,7 @@ pub(crate) fn poll(child: &mut Child, limit: Duration) -> Option<Ended> {
     }
 }
 
-/// Includes the children of the process that have ended.
+/// Returns the processor time of a process, with that of its children that have ended.
 fn cpu_of(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     ticks(&stat).map_or(Duration::ZERO, |ticks| Duration::from_millis(ticks * 10))
@@ -153,19 +154,20 @@ fn ticks(stat: &str) -> Option<u64> {
 
 pub(crate) fn kill(child: &mut Child) -> Ended {
     signal(&format!("-{}", child.id()), "KILL");
-    // If the child leads no process group, only its own pid reaches it.
+    // If the child leads no process group, the first signal did not reach it. So signal its pid,
+    // too.
     let _ = child.kill();
     poll(child, KILL_TIMEOUT).unwrap_or(Ended::Stuck)
 }
 
-/// `target` is a pid, or a process group with a `-` before its number.
+/// Sends the signal `name` to `target`: a pid, or a process group with a `-` before its number.
 pub(crate) fn signal(target: &str, name: &str) {
     let sent = Command::new("kill").args(["-s", name, "--", target]).stderr(Stdio::null()).status();
     // An error means that the target has already ended.
     drop::<io::Result<ExitStatus>>(sent);
 }
 
-/// Returns false if `is_done` does not return true within `limit`.
+/// Calls `is_done` until it returns true. Returns false if it does not within `limit`.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     loop {

@@ -19,7 +19,7 @@ use std::{
 
 const UNPUBLISHED: [&str; 3] = ["corewalk-lab", "corewalk-testkit", "xtask"];
 
-/// The manifest promises to support this compiler.
+/// Checks the workspace with the oldest compiler that the manifest promises to support.
 pub(crate) fn oldest_compiler(root: &Path) -> Outcome {
     let manifest = match fs::read_to_string(root.join("Cargo.toml")) {
         Ok(manifest) => manifest,
@@ -49,7 +49,8 @@ pub(crate) fn licences(root: &Path) -> Outcome {
     process::run(&mut deny, STEP_LIMIT).outcome("cargo deny")
 }
 
-/// Fails after an incompatible change, unless the manifest has a new major version.
+/// Compares the public interfaces with those of the last release. Fails after an incompatible
+/// change, unless the manifest has a new major version.
 pub(crate) fn interfaces(root: &Path) -> Outcome {
     let Some(tag) = last_release(root) else {
         return Outcome::Skipped("there is no release to compare with".to_owned());
@@ -63,7 +64,7 @@ pub(crate) fn interfaces(root: &Path) -> Outcome {
     process::run(&mut compare, STEP_LIMIT).outcome("cargo semver-checks")
 }
 
-/// Fails if a file is missing in a package.
+/// Makes the packages without publishing them. Fails if a file is missing in a package.
 pub(crate) fn packages(root: &Path) -> Outcome {
     let mut words = vec!["publish", "--dry-run", "--workspace"];
     UNPUBLISHED.iter().for_each(|name| words.extend(["--exclude", name]));

@@ -27,7 +27,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Returns None if the line is no doc comment.
+    /// Returns the text of the line if it is a line of a doc comment, else None.
     pub(crate) fn doc(&self) -> Option<&str> {
         let text = self.comment.strip_prefix(['/', '!'])?;
         self.code.trim().is_empty().then_some(text)
@@ -45,7 +45,7 @@ impl RustFile {
         Self { path: path.to_owned(), lines: Scanner::new(text).scan() }
     }
 
-    /// Each line ends with a line break.
+    /// Returns the code of the whole file. Each line ends with a line break.
     pub(crate) fn code(&self) -> String {
         self.lines.iter().flat_map(|line| [line.code.as_str(), "\n"]).collect()
     }

@@ -60,7 +60,7 @@ use std::{
 
 const PROGRAM: &str = "COREWALK_PROGRAM";
 
-/// This program runs itself with the option inside the namespaces.
+/// With this option, this program starts itself again inside the namespaces of a suite.
 pub(crate) const INSIDE: &str = "--inside";
 
 /// Short suites come first.
@@ -278,7 +278,8 @@ pub(crate) fn run(root: &Path, names: &[&str]) -> Outcome {
     tally.finish()
 }
 
-/// The programs are in the folder `profile` of the target folder.
+/// Runs one suite in new namespaces. The programs under test are in the folder `profile` of the
+/// target folder.
 pub(crate) fn run_one(root: &Path, profile: &str, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));
@@ -323,7 +324,7 @@ fn has_mount(name: &str) -> bool {
     !name.starts_with("ipc-")
 }
 
-/// Runs in the process that [`run_one`] has started in new namespaces.
+/// Runs one suite, in the process that [`run_one`] has started in new namespaces.
 pub(crate) fn run_inside(root: &Path, name: &str) -> Outcome {
     let Some(suite) = find(name) else {
         return Outcome::Failed(format!("unknown suite {name}"));

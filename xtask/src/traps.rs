@@ -41,8 +41,8 @@ pub(crate) enum Strictness {
 
 type Trap = (char, u32);
 
-/// [`Strictness::Demand`] prints only open traps, since a long table would push earlier output off
-/// the screen.
+/// Prints the traps with their tests. [`Strictness::Demand`] prints only open traps, since a long
+/// table would push earlier output off the screen.
 pub(crate) fn run(root: &Path, strictness: Strictness) -> Outcome {
     let files = match source::collect_rust(root) {
         Ok(files) => files,
@@ -111,7 +111,8 @@ fn citations(file: &RustFile) -> Vec<(Trap, String)> {
     found
 }
 
-/// Lines with only a comment may stand between a doc comment and its item.
+/// Returns true if the line is only a comment. Such a line may stand between a doc comment and its
+/// item.
 fn is_between(line: &Line) -> bool {
     line.code.trim().is_empty() && !line.comment.is_empty()
 }
@@ -125,7 +126,7 @@ fn item_name(code: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-/// The forms are `Trap T1.` and `Traps T1, T2 and P3.`.
+/// Returns the traps in a doc comment. The forms are `Trap T1.` and `Traps T1, T2 and P3.`.
 fn cited(docs: &str) -> Vec<Trap> {
     let mut traps = Vec::new();
     for (at, keyword) in docs.match_indices("Trap") {
@@ -142,7 +143,7 @@ fn cited(docs: &str) -> Vec<Trap> {
     traps
 }
 
-/// `docs/developing/races.md` gives the reason why some traps cannot happen.
+/// Returns the traps that cannot happen, each with the reason in `docs/developing/races.md`.
 fn argued(races: &str) -> BTreeMap<Trap, String> {
     let line = |line: &str| {
         let (names, why) = line.strip_prefix("- ")?.split_once(": ")?;

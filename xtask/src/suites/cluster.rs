@@ -10,8 +10,8 @@ use super::{
 use crate::Outcome;
 use std::process::Command;
 
-/// The error is the outcome with which the suite ends: skipped if there is no PostgreSQL, or
-/// failed.
+/// Starts the server, makes the file system, and returns its URL. An error is the outcome of the
+/// suite: skipped if there is no PostgreSQL, or failed.
 pub(super) fn make(site: &Site) -> Result<String, Outcome> {
     const SCRIPT: &str = r#"
 umask 022

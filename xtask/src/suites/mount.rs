@@ -31,18 +31,19 @@ use std::{
     time::Duration,
 };
 
-/// All users may use the mount, and device nodes and set-user-ID programs work in it.
+/// Mount options: all users may use the mount, and device nodes and set-user-ID programs work in
+/// it.
 pub(super) const OPTIONS: &str = "allow_other,dev,suid";
 
 /// Like [`OPTIONS`], but requests arrive over `/dev/fuse`.
 pub(super) const DEVICE: &str = "allow_other,dev,suid,transport=dev";
 
-/// The server checks permissions instead of the kernel, and four threads read requests from
-/// `/dev/fuse`.
+/// Mount options: the server checks permissions instead of the kernel, and four threads read
+/// requests from `/dev/fuse`.
 pub(super) const SERVER_PERMISSIONS: &str =
     "allow_other,dev,suid,no_default_permissions,threads=4,transport=dev";
 
-/// The kernel collects writes and times.
+/// Mount options: the kernel collects written data and times, and sends them to the server later.
 pub(super) const WRITEBACK: &str = "allow_other,dev,suid,writeback_cache,transport=dev";
 
 pub(super) const TRANSPORT: &str = "COREWALK_TRANSPORT";
@@ -51,10 +52,10 @@ pub(super) const TRANSPORT: &str = "COREWALK_TRANSPORT";
 pub(super) enum Source {
     Tmpfs,
     Host,
-    /// `corewalk fsck` checks the store at the end.
+    /// A store. At the end, `corewalk fsck` checks it.
     Store,
-    /// A PostgreSQL server of the suite has the metadata. At the end, `corewalk fsck` checks the
-    /// file system.
+    /// A cluster file system, with its metadata in a PostgreSQL server of the suite. At the end,
+    /// `corewalk fsck` checks it.
     Cluster,
     Mirror,
     AsyncMemory,
@@ -70,7 +71,8 @@ impl Source {
     }
 }
 
-/// Paths below the two mount points have the same length, because their names have.
+/// The names of the two mount points. They have the same length, so that paths below both have the
+/// same length, too.
 const FIRST: &str = "mnt";
 const SECOND: &str = "two";
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -83,7 +85,7 @@ pub(super) struct Site {
     pub(super) root: PathBuf,
     pub(super) program: PathBuf,
     pub(super) tools: PathBuf,
-    /// On the machine's own file system. All users may enter it.
+    /// The folder of the suite, on the machine's own file system. All users may enter it.
     pub(super) folder: PathBuf,
 }
 
@@ -193,7 +195,8 @@ impl Mount {
                         // If an option is given twice, the later one holds.
                         command.args(["-o", &format!("transport={transport}")]);
                         if from == Source::Cluster && transport != "dev" {
-                            // Only /dev/fuse has locks of the back end.
+                            // Only over `/dev/fuse` can a back end have its own file locks. Here
+                            // the kernel must keep them.
                             command.args(["-o", "local_lock=all"]);
                         }
                     }
@@ -291,7 +294,7 @@ impl Mount {
         process::kill(&mut self.server)
     }
 
-    /// Each waiting request gets an error.
+    /// Aborts the FUSE connection, so that each waiting request gets an error.
     pub(super) fn abort(&self) {
         let Some(connection) = &self.connection else { return };
         let folder = Path::new(CONNECTIONS);
@@ -312,7 +315,8 @@ impl Mount {
         mount_line(&self.path).is_some()
     }
 
-    /// The server must exit with status 0 and leave no mount, and a store must have no errors.
+    /// Ends the server by SIGTERM. The server must exit with status 0 and leave no mount, and a
+    /// store must have no errors.
     pub(super) fn finish(mut self) -> Outcome {
         if self.has_hung {
             return Outcome::Failed("the server hung".to_owned());
@@ -358,7 +362,7 @@ impl Drop for Mount {
     }
 }
 
-/// A failure prints the end of the output.
+/// Returns the output of a command. If the command has failed, prints the end of the output.
 fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     if ended == Ended::Well {
         return Ok(output);
@@ -367,7 +371,7 @@ fn settle(what: &str, ended: Ended, output: String) -> Result<String, Outcome> {
     Err(ended.outcome(what))
 }
 
-/// The minor device number of the mount is the number of its FUSE connection.
+/// Returns the number of the mount's FUSE connection: the minor device number of the mount.
 fn connection_of(path: &Path) -> Option<String> {
     let line = mount_line(path)?;
     let is_fuse = line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("fuse"));

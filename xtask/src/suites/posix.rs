@@ -13,13 +13,13 @@ use crate::{Outcome, process::Ended};
 use std::{env, process::Command, time::Duration};
 
 pub(super) const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
-/// `corewalk-conformance` may have to install the suite.
+/// Time limit of `corewalk-conformance`, which may have to install the suite.
 const KIT_LIMIT: Duration = minutes(14);
 
 /// The lowest number of passed tests. On tmpfs, 382 of 398 pass, and the others are skipped.
 const PJDFSTEST_PASSED_MIN: u64 = 370;
 
-/// These stressors need devices, other mounts or other kernels.
+/// The excluded stressors. They need devices, other mounts or other kernels.
 const STRESS_EXCLUDED: &str = "fiemap,sync-file,io,iomix,revio,hdd,verity,binderfs,loop,dnotify,\
                                fanotify,aiol,aio,secretmem,swap,procfs,sysfs,dev,readahead,seal";
 
@@ -73,7 +73,8 @@ pub(super) fn enough_passed(report: &str) -> Result<(), Outcome> {
     }
 }
 
-/// The caller appends the path of the mount.
+/// Returns the command that runs `check` of `corewalk-conformance`. The caller appends the path of
+/// the mount.
 pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
     let program = site.program.with_file_name("corewalk-conformance");
     if !program.exists() {

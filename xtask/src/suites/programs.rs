@@ -31,7 +31,7 @@ use std::{
 };
 
 const SYSV_IPC: &str = "sysv_ipc==1.2.0";
-/// `sysv_ipc` has one more test, which it skips.
+/// Minimum number of passed tests of `sysv_ipc`. It has one more test, which it skips.
 const SYSV_IPC_TESTS_MIN: u32 = 136;
 
 const IPC_SYSV: &str = "https://github.com/mhx/IPC-SysV";
@@ -43,10 +43,10 @@ const OWN_PERL: &str = include_str!("programs/sysv.pl");
 
 const SEMOPS: usize = 100_000;
 
-/// Perl has no function for semtimedop(2), but calls it by number.
+/// The number of semtimedop(2). Perl has no function for this system call, and calls it by number.
 const SEMTIMEDOP: u32 = if cfg!(target_arch = "aarch64") { 192 } else { 220 };
 
-/// The C library may use semtimedop(2) for semop(2).
+/// The system calls of System V IPC. The C library may use semtimedop(2) for semop(2).
 const CALLS: [&str; 12] = [
     "semget",
     "semop",
@@ -123,7 +123,7 @@ impl<'s> Closed<'s> {
         Self { site, has_shm }
     }
 
-    /// The command runs without corewalk, so it cannot create IPC objects.
+    /// Returns a command that runs without corewalk. It cannot create IPC objects in the kernel.
     fn without_corewalk(&self) -> Command {
         let shm = if self.has_shm { "echo 0 > /proc/sys/kernel/shmmni;" } else { "" };
         let script = format!(

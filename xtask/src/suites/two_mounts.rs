@@ -27,7 +27,7 @@ const LOCAL: [&str; 2] = ["etxtbsy", "rmdir::ebusy"];
 /// runs to a random one.
 const ALTERNATIONS: &str = "COREWALK_ALTERNATIONS";
 
-/// A run of pjdfstest makes about 3,400 calls on each mount.
+/// Minimum number of calls on each mount in a run of pjdfstest. Usually there are about 3,400.
 const CALLS_MIN: u64 = 2_000;
 
 /// How many operations fsx makes, unless `COREWALK_FSX_OPERATIONS` is set. Each takes and drops
@@ -92,8 +92,8 @@ impl Library {
     }
 }
 
-/// At its end, each process with the library writes a line with the numbers of its calls into the
-/// log.
+/// Returns the numbers of calls on both mounts. At its end, each process with the library writes a
+/// line with its numbers into the log.
 fn calls(log: &str) -> [u64; 2] {
     let mut sums = [0; 2];
     for line in log.lines() {

@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// `$OTHER` is the mount that checks the results.
+/// The variables of the scripts in a usual run. `$OTHER` is the mount that checks the results.
 const WHOLE: &str = r#"
 OTHER=$MNT ROUNDS=10 ORIGIN=$ROOT PARTS="crates xtask"
 TREE=/usr/share COPIED="/usr/share/doc/bash /usr/share/perl*"

@@ -25,7 +25,7 @@ use std::{
 
 /// The size of the ext4 file system in bytes.
 const EXT4_BYTES: u64 = 64 << 20;
-/// A complete output on ext4 has about 800 lines.
+/// Minimum number of lines of a complete output. On ext4 it has about 800 lines.
 const LINES_MIN: usize = 600;
 const SHOWN_MAX: usize = 40;
 
@@ -86,8 +86,8 @@ fn compare(expected: &str, seen: &str) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// `cargo test --workspace` has already built the program with the same settings, so cargo need not
-/// build it again.
+/// Returns the path of the program `xattr_calls`. `cargo test --workspace` has already built it
+/// with the same settings, so cargo need not build it again.
 fn built(site: &Site) -> Result<PathBuf, Outcome> {
     let target = checks::target_folder(&site.root);
     let mut command = Command::new("cargo");

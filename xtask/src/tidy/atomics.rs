@@ -127,7 +127,7 @@ fn use_statements(code: &str) -> Vec<(usize, String)> {
     statements
 }
 
-/// A use tree is, for example, `std::{fs, sync::{Arc, atomic}}`.
+/// Returns the paths of a use tree, such as `std::{fs, sync::{Arc, atomic}}`.
 fn expand(tree: &str) -> Vec<String> {
     let tree: String = tree.split_whitespace().collect::<Vec<_>>().join(" ");
     let Some((prefix, group)) = tree.split_once('{') else {

@@ -9,20 +9,20 @@
 //! | `who` | `who` and `whoever` as a subject: at the start of a clause, or after a preposition |
 //! | `what` | a sentence that starts with `What` and is no question |
 //! | `nobody` | `nobody`, `somebody` |
-//! | `sentence` | a sentence of more than 35 words |
+//! | `sentence` | a sentence of more than 25 words |
 //! | `comment line` | a line of a comment, or of a page, with more than 100 letters |
 //! | `essay` | more than 40 lines of `//!` in one file, examples apart |
 //!
 //! Text between backticks counts as one word, and its content is not checked. Tables, headings and
 //! code are not checked either.
 //!
-//! Source: `docs/developing/style.md`. The limit of words per sentence is that of redb, seize,
-//! papaya and crossbeam-epoch, where 0.2 to 3 of 100 sentences are longer.
+//! Source: `docs/developing/style.md`. In redb, seize, papaya and crossbeam-epoch, 0.2 to 3 of 100
+//! sentences have more than 35 words.
 
 use super::Finding;
 use crate::source::RustFile;
 
-const SENTENCE_WORDS_MAX: usize = 35;
+const SENTENCE_WORDS_MAX: usize = 25;
 const LINE_LETTERS_MAX: usize = 100;
 const ESSAY_LINES_MAX: usize = 40;
 
