@@ -10,13 +10,13 @@
 //! # Guarantees
 //!
 //! - U.1: the amounts granted to all threads together stay within the limit. A budget that starts
-//!   above its limit grants nothing until enough is given back.
-//! - U.2: an amount given back by one thread is available to other threads immediately. A call
+//!   above its limit grants nothing until callers have returned enough units.
+//! - U.2: an amount that one thread returns is available to other threads immediately. A call
 //!   refuses an amount only if the amount did not fit at some moment of that call.
 //!
 //! # Limits
 //!
-//! A budget never waits until another thread gives units back: if they do not suffice, the caller
+//! A budget never waits until another thread returns units. If too few units are left, the caller
 //! gets `ENOSPC` immediately, as in the kernel's tmpfs. A budget has no locks, and its atomic
 //! operations order no accesses to other memory.
 //!
@@ -32,7 +32,7 @@ use std::fmt;
 /// A count of used units, with or without a limit.
 ///
 /// For each object that it makes, a caller takes units (bytes, blocks or inodes). When it removes
-/// the object, it gives the same number of units back, exactly once.
+/// the object, it returns the same number of units, exactly once.
 ///
 /// # Examples
 ///
@@ -46,7 +46,7 @@ use std::fmt;
 pub struct Budget(Kind);
 
 enum Kind {
-    /// At most `limit` units. The atomic words order no other memory.
+    /// A budget of at most `limit` units. Its atomic words order no accesses to other memory.
     Limited { limit: u64, used: AtomicU64, refusals: AtomicU64 },
     /// Any number of units.
     Unlimited { used: Box<ShardedCounter> },
@@ -69,7 +69,7 @@ impl Budget {
         })
     }
 
-    /// Takes `amount` or nothing.
+    /// Takes `amount` units. If the limit does not allow all of them, takes none.
     ///
     /// # Errors
     ///
@@ -79,8 +79,8 @@ impl Budget {
         if self.take_up_to(1, amount) == 1 { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Takes `unit` units up to `count` times, as often as the budget's limit allows. Returns how
-    /// often it has taken them.
+    /// Takes up to `count` portions of `unit` units each, as many as the budget's limit allows.
+    /// Returns the number of portions.
     #[must_use = "what was taken is to be given back"]
     pub fn take_up_to(&self, count: u64, unit: u64) -> u64 {
         match &self.0 {
@@ -107,7 +107,7 @@ impl Budget {
         }
     }
 
-    /// Gives back `amount`, which was taken before.
+    /// Returns `amount` units to the budget. The caller must have taken them before.
     pub fn give_back(&self, amount: u64) {
         match &self.0 {
             Kind::Unlimited { used } => used.add(-(amount as i64)),
@@ -119,7 +119,7 @@ impl Budget {
         }
     }
 
-    /// Replaces the amount `before`, which the caller has taken, by `after`.
+    /// Changes the number of units that the caller has taken from `before` to `after`.
     ///
     /// # Errors
     ///
@@ -145,7 +145,7 @@ impl Budget {
     }
 
     /// Returns how many units (bytes, blocks or inodes) of the budget are in use. The number is
-    /// exact if no other thread takes or gives back units during the call.
+    /// exact if no other thread takes or returns units during the call.
     #[must_use]
     pub fn used(&self) -> u64 {
         match &self.0 {
@@ -269,14 +269,15 @@ mod loom_models {
         assert_all_reached(&two_at_the_limit(|budget| budget.take(2).is_ok()));
     }
 
-    /// Control (a variant with the bug must fail): a `take` that checks the limit in one step and
-    /// counts in another lets both threads exceed the limit.
+    /// Control (a variant with the bug must fail): `take` checks the limit in one step and counts
+    /// in another. Then both threads may exceed the limit.
     #[test]
     #[should_panic(expected = "U.1: ")]
     fn control_take_in_two_steps_is_caught() {
         two_at_the_limit(|budget| {
             let Kind::Limited { limit, used, .. } = &budget.0 else { return false };
-            // ORDERING: Relaxed. As in `take_up_to`; the fault is the separate store.
+            // ORDERING: Relaxed. As in `take_up_to`. This variant is wrong on purpose: it changes
+            // `used` by a load and a separate store.
             let now = used.load(Ordering::Relaxed);
             if limit - now < 2 {
                 return false;

@@ -1,22 +1,22 @@
-//! The system call in which another thread waits.
+//! Tells whether another thread waits in chown(2).
 //!
 //! The kernel sends a SETATTR request that changes no attribute in two cases: a thread calls
-//! chown(2) without owner and group, or a write begins. Only the system call in which the thread
+//! chown(2) without owner and group, or a write begins. Only the system call in which that thread
 //! waits tells the two cases apart.
 //!
 //! Source: proc_pid_syscall(5).
 
 use rustix::thread::{Timespec, nanosleep};
 
-/// The numbers of chown(2) and its relatives.
+/// The numbers of the system calls that change the owner of a file.
 #[cfg(target_arch = "x86_64")]
 const CHOWN: &[i64] = &[libc::SYS_chown, libc::SYS_lchown, libc::SYS_fchown, libc::SYS_fchownat];
-/// The numbers of chown(2) and its relatives.
+/// The numbers of the system calls that change the owner of a file.
 #[cfg(not(target_arch = "x86_64"))]
 const CHOWN: &[i64] = &[libc::SYS_fchown, libc::SYS_fchownat];
 
-/// The numbers of chown(2) and its relatives for 32-bit programs, each with the position of the
-/// user ID. A 64-bit program can make these calls too.
+/// The numbers of the calls of 32-bit programs that change the owner of a file. With each is the
+/// index (from 0) of the argument that is the user ID. A 64-bit program can make these calls, too.
 const CHOWN_32: [(i64, usize); 7] =
     [(207, 1), (212, 1), (198, 1), (182, 1), (95, 1), (16, 1), (FCHOWNAT_32, 2)];
 #[cfg(target_arch = "x86_64")]
@@ -29,16 +29,16 @@ const X32: i64 = 0x4000_0000;
 const LOWEST_ADDRESS: u64 = 0x1_0000;
 
 const TRIES: u32 = 1000;
-/// The pause before the next try.
+/// How long to pause before `/proc` is read again, if the thread was running.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000 };
 
 /// Returns true if the thread with the ID `thread` waits inside chown(2), lchown(2), fchown(2) or
 /// fchownat(2). Waits a while if the thread does not sleep yet. Returns `None` if its system call
 /// is unknown, for example because this process may not trace the thread.
 ///
-/// A number of a 32-bit call can also be that of another 64-bit call: 198 is lchown32 or
-/// lremovexattr(2), whose second argument is an address. So the function takes such a call for a
-/// chown only if the user ID is -1 or below 65536.
+/// A number of a 32-bit call can also be the number of an unrelated 64-bit call. For example, 198
+/// is lchown32 or lremovexattr(2), whose second argument is an address. The function counts such a
+/// call as a chown only if the user ID is -1 or below 65536.
 pub fn waits_in_chown(thread: u32) -> Option<bool> {
     let path = format!("/proc/{thread}/syscall");
     for _ in 0..TRIES {

@@ -9,8 +9,8 @@
 //!
 //! # Guarantees
 //!
-//! - `sum` is exact if no thread is inside `add`, and every `add` happens before `sum`, as after a
-//!   join of the adding threads, or under a lock that all threads take.
+//! - `sum` is exact if no thread is inside `add`, and every `add` happens before `sum`. This
+//!   order follows from a join of the adding threads, or from a lock that all threads take.
 //! - While other threads add positive amounts only, `sum` returns a value between the counter's
 //!   values before and after the call.
 //! - If they also add negative amounts, `sum` may return a value that the counter never had, even a

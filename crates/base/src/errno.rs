@@ -1,7 +1,7 @@
-//! The errno of an error of the standard library.
+//! Converts an error of the standard library into an errno.
 //!
 //! `Errno` and `std::io::Error` both belong to other crates, so this crate cannot implement `From`
-//! between them. It has the function [`errno_of`](crate::errno_of) instead. `rustix` has
+//! between them. It has the function [`errno_of`] instead. `rustix` has
 //! `From<Errno> for std::io::Error`.
 
 use std::borrow::Borrow;

@@ -1,4 +1,4 @@
-//! File handles of the host, as safe calls.
+//! Safe functions for the system calls that make and open file handles of the host.
 //!
 //! A handle names a file of a mounted file system for the file's whole life. It survives renames,
 //! and works even while no process has the file open.
@@ -88,7 +88,7 @@ impl FileHandle {
         handle
     }
 
-    /// Returns the type, which defines the layout of the bytes.
+    /// Returns the type of the handle. It defines the layout of the bytes.
     pub fn kind(&self) -> i32 {
         self.kind
     }

@@ -50,7 +50,7 @@ struct BackingMap {
     padding: u64,
 }
 
-/// `FUSE_DEV_IOC_BACKING_OPEN` and `FUSE_DEV_IOC_BACKING_CLOSE`.
+/// The ioctl numbers `FUSE_DEV_IOC_BACKING_OPEN` and `FUSE_DEV_IOC_BACKING_CLOSE`.
 const BACKING_OPEN: rustix::ioctl::Opcode = opcode::write::<BackingMap>(229, 1);
 const BACKING_CLOSE: rustix::ioctl::Opcode = opcode::write::<u32>(229, 2);
 
@@ -87,13 +87,13 @@ unsafe impl Ioctl for BackingOpen {
 pub fn open_backing_file(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, Errno> {
     check_is_fuse(device)?;
     let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
-    // SAFETY: `device` is a FUSE device, for which the ioctl has the meaning that `BackingOpen`
-    // states.
+    // SAFETY: `device` is a FUSE device, so the kernel executes the ioctl that `BackingOpen`
+    // describes.
     unsafe { ioctl(device, BackingOpen(map)) }
 }
 
-/// Ends the registration of a file for passthrough. Open files of the mount that use it go on using
-/// it.
+/// Ends the registration of a file for passthrough. Files of the mount that are already open
+/// continue to read and write the registered file.
 ///
 /// # Errors
 ///
@@ -124,7 +124,7 @@ pub fn possible_cpus() -> io::Result<u16> {
 ///
 /// # Errors
 ///
-/// `ENODEV` if it is not; others as fstat(2).
+/// `ENODEV` if `device` is another kind of file. Other errors as in fstat(2).
 pub(crate) fn check_is_fuse(device: BorrowedFd<'_>) -> Result<(), Errno> {
     let stat = fstat(device)?;
     let is_fuse = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
@@ -132,7 +132,8 @@ pub(crate) fn check_is_fuse(device: BorrowedFd<'_>) -> Result<(), Errno> {
     if is_fuse { Ok(()) } else { Err(Errno::NODEV) }
 }
 
-/// Returns how many numbers are in a list of ranges: 3 for `0,2-3`.
+/// Returns how many numbers are in a list of ranges, the format of `POSSIBLE`. For `0,2-3` the
+/// result is 3.
 fn count_of(list: &str) -> Option<u16> {
     list.split(',').try_fold(0_u16, |count, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -164,7 +165,7 @@ mod tests {
     fn other_device_is_refused() {
         let null = File::open("/dev/null").expect("a device");
         assert_eq!(check_is_fuse(null.as_fd()), Err(Errno::NODEV));
-        // `clone_fuse_device` fails already at the open if there is no permission.
+        // Accept any error: without permission, `clone_fuse_device` cannot even open `/dev/fuse`.
         assert!(clone_fuse_device(null.as_fd()).is_err());
     }
 }

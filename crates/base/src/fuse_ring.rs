@@ -80,7 +80,7 @@ type Ring = IoUring<Entry128, cqueue::Entry>;
 /// A ring may be made on one thread and used on another thread. But all calls of
 /// [`wait`](Self::wait) must come from one thread.
 pub struct FuseRing {
-    // The ring is dropped before the memory.
+    // Fields are dropped in order: the ring is closed before its memory is unmapped.
     ring: Ring,
     memory: Memory,
     entries: Box<[Entry]>,
@@ -104,13 +104,13 @@ pub struct RingWaker {
 /// The result of [`FuseRing::wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waited {
-    /// Whether [`RingWaker::wake`] was called since the previous call.
+    /// True if [`RingWaker::wake`] was called, and no earlier call of `wait` has reported that.
     pub is_woken: bool,
 }
 
-/// The permission to answer the request of an entry.
+/// A token for one request. The server passes it to the ring to read the request and to reply.
 ///
-/// The request of an id that is dropped is never answered.
+/// If the server drops the token, the request is never answered.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a request must be answered"]
 pub struct EntryId(u32);
@@ -146,7 +146,7 @@ enum Owner {
     Ready,
     /// The caller has an [`EntryId`].
     Taken,
-    /// The command has failed, so no request arrives any more.
+    /// The command of the entry has failed. The entry gets no more requests.
     Dead,
 }
 
@@ -155,9 +155,10 @@ impl FuseRing {
     /// each of them. An entry is a buffer for one request and its reply. The first
     /// [`wait`](Self::wait) registers the entries with the kernel.
     ///
-    /// `device` is a FUSE device of a connection. The server must have answered the INIT request
-    /// before the first `wait` or `register`. `payload_bytes` must be at least 8192, at least
-    /// `max_write` bytes, and at least `max_pages` pages (both from the INIT reply).
+    /// `device` is a descriptor of `/dev/fuse` that belongs to a FUSE connection. The server must
+    /// have answered the INIT request before the first `wait` or `register`. `payload_bytes` must
+    /// be at least 8192, at least `max_write` bytes, and at least `max_pages` pages (both from the
+    /// INIT reply).
     ///
     /// # Errors
     ///
@@ -172,7 +173,7 @@ impl FuseRing {
         check_is_fuse(device)?;
         let count = queues.len().checked_mul(depth).ok_or(Errno::INVAL)?;
         let memory = Memory::map(count, payload_bytes)?;
-        // One command for each entry, and one for the eventfd.
+        // The queue needs space for one command per entry, and for the poll of the eventfd.
         let commands = u32::try_from(count + 1).map_err(|_| Errno::INVAL)?;
         let ring = set_up(commands.next_power_of_two())?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
@@ -234,8 +235,8 @@ impl FuseRing {
     /// # Errors
     ///
     /// The errors of io_uring_enter(2). After an error, the kernel may not know some of the
-    /// entries, and may hold back all requests until a later `register` or `wait` has registered
-    /// them.
+    /// entries. It may hold back all requests until a later `register` or `wait` has registered
+    /// these entries.
     pub fn register(&mut self) -> Result<bool, Errno> {
         self.enable().map_err(crate::errno_of)?;
         while !self.ring.submission().is_empty() {
@@ -243,7 +244,7 @@ impl FuseRing {
                 Ok(_) | Err(Errno::INTR | Errno::BUSY | Errno::AGAIN) => {}
                 Err(error) => return Err(error),
             }
-            // A refused entry may be registered again.
+            // Handle the results. `collect` may queue the command of a refused entry again.
             self.collect();
         }
         let has_entry = |queue| {
@@ -341,7 +342,8 @@ impl FuseRing {
         self.push(command.user_data(index as u64));
     }
 
-    /// Returns the index of an entry that the caller may use.
+    /// Returns the index of the entry whose request the caller has taken. Panics if this ring has
+    /// no such entry.
     fn taken(&self, entry: &EntryId) -> usize {
         let index = entry.0 as usize;
         let owner = self.entries.get(index).map(|entry| entry.owner);
@@ -349,7 +351,7 @@ impl FuseRing {
         index
     }
 
-    /// Takes the completions that have arrived.
+    /// Handles all completions that have arrived.
     fn collect(&mut self) {
         loop {
             let Some(done) = self.ring.completion().next() else { return };
@@ -373,7 +375,7 @@ impl FuseRing {
             self.ready.push_back(index as u32);
             return;
         }
-        // No FUSE command has a positive result.
+        // A FUSE command has no positive result. Treat one as `EIO`.
         let errno = if result < 0 { Errno::from_raw_os_error(-result) } else { Errno::IO };
         match self.entries[index].owner {
             Owner::Registering { tries }
@@ -430,8 +432,8 @@ impl FuseRing {
     }
 }
 
-/// Makes a ring that is disabled at first. A ring belongs to the thread that enables it, and not to
-/// the thread that made it.
+/// Makes an io_uring(7) that is disabled at first. It belongs to the thread that enables it, so one
+/// thread can make a ring for another thread.
 ///
 /// With `DEFER_TASKRUN` the kernel writes requests into the ring's entries only while the ring's
 /// thread waits in the kernel, and never interrupts that thread.

@@ -5,9 +5,10 @@
 //! processes map, the queue must be in the kernel. So this module uses futex(2), on the low 32 bits
 //! of the word.
 //!
-//! A wait always has a deadline. Without one, the kernel would resume the wait after a signal
-//! handler with `SA_RESTART`, but semop(2) must then return `EINTR`. Under a model checker a wait
-//! yields once and returns `Woken`.
+//! A wait always has a deadline, because semop(2) must return `EINTR` after a signal handler. The
+//! kernel would resume a wait without a deadline if the handler has `SA_RESTART`.
+//!
+//! Under a model checker a wait does not sleep: it yields once and returns `Woken`.
 //!
 //! # Rules
 //!
@@ -20,7 +21,7 @@
     expect(unsafe_code, reason = "a view of half a word is a reference cast")
 )]
 
-/// The processes that share the word of a wait.
+/// Whether one process or several processes map the word of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Only this process maps the word.
@@ -76,8 +77,8 @@ mod imp {
         Deadline { monotonic_ns: ns }
     }
 
-    /// If the low half of `word` is `value`, sleeps until another thread wakes this thread or until
-    /// `deadline`.
+    /// Sleeps until another thread wakes this thread, or until `deadline`. Returns immediately if
+    /// the low half of `word` is not `value`.
     pub fn wait(word: &AtomicU64, value: u32, deadline: Deadline, scope: Scope) -> Ended {
         // The deadline `NEVER` is passed as a timeout, too. Without a timeout the kernel would
         // resume the wait after a signal handler with `SA_RESTART`.
@@ -125,13 +126,13 @@ mod imp {
         thread,
     };
 
-    /// Returns the current instant, which is always the same.
+    /// Returns the same instant at each call, because time stands still under a model checker.
     #[must_use]
     pub fn now() -> Deadline {
         Deadline { monotonic_ns: 0 }
     }
 
-    /// Yields once if the low half of `word` is `value`.
+    /// Yields once instead of sleeping, if the low half of `word` is `value`.
     pub fn wait(word: &AtomicU64, value: u32, _deadline: Deadline, _scope: Scope) -> Ended {
         // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads `word` again.
         if word.load(Ordering::Relaxed) & u64::from(u32::MAX) == u64::from(value) {

@@ -1,17 +1,17 @@
-//! Freed memory of the heap, given back to the system.
+//! Returns freed memory of the heap to the system.
 //!
-//! An allocator gives only the free pages at the end of the heap back to the system. One living
-//! object there keeps all freed pages before it resident. A program that has freed many objects
-//! calls [`give_back_freed`].
+//! An allocator returns only the free pages at the end of the heap to the system. If one object at
+//! the end is still in use, all free pages before it stay resident. A program that has freed many
+//! objects calls [`give_back_freed`].
 //!
 //! The allocator of glibc has several heaps, up to eight for each processor, and a thread allocates
-//! from one of them. Memory that another thread has allocated and freed serves its own heap only. A
-//! program whose threads fill and empty one cache calls [`limit_heaps`] first.
+//! from one of them. Freed memory of one heap cannot serve threads that use another heap. A program
+//! whose threads fill and empty one cache calls [`limit_heaps`] first.
 //!
 //! Source: malloc_trim(3), mallopt(3).
 #![expect(unsafe_code, reason = "the C library is called")]
 
-/// Gives the unused pages of the heap back to the system.
+/// Returns the unused pages of the heap to the system.
 ///
 /// Scans the whole heap, which takes tens of milliseconds for some gigabytes, and may block
 /// allocations of other threads. With a C library other than glibc it does nothing.
@@ -29,7 +29,7 @@ pub fn give_back_freed() {
     let _was_any = unsafe { libc::malloc_trim(0) };
 }
 
-/// The number of heaps after [`limit_heaps`].
+/// The maximum number of heaps that [`limit_heaps`] sets.
 #[cfg(all(target_env = "gnu", not(miri)))]
 const HEAPS: libc::c_int = 4;
 

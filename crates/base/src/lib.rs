@@ -5,19 +5,19 @@
 //!
 //! | item | use |
 //! |---|---|
-//! | [`primitives`] | atomics, threads and shards, of the machine or of a model checker |
-//! | [`Mutex`], [`RwLock`], [`Condvar`] | locks, of the machine or of a model checker |
-//! | [`park`] | sleeping on a word within one process |
-//! | [`futex`], [`Region`] | sleeping and memory that processes share |
-//! | [`ShardedCounter`], [`Budget`] | statistics, and counts with a limit |
-//! | [`OwnLine`], [`CachePadded`] | placement on cache lines |
-//! | [`WordPair`] | comparing shared words two at a time |
-//! | [`errno_of`] | the errno of an error of the standard library |
-//! | [`waits_in_chown`] | the system call of another thread |
-//! | [`signal_is_ignored`] | the disposition of a signal |
-//! | [`heap`] | freed memory that goes back to the system |
-//! | [`file_handle`], [`sysv`] | system calls of the host that no well-kept crate has |
-//! | [`fuse_ring`], [`fuse_device`] | requests of a FUSE mount through io_uring |
+//! | [`primitives`] | the atomics and threads of `std` or of a model checker; shards |
+//! | [`Mutex`], [`RwLock`], [`Condvar`] | the locks of `parking_lot` or of a model checker |
+//! | [`park`] | sleep on a word within one process |
+//! | [`futex`], [`Region`] | sleep on a word, and use memory, that several processes share |
+//! | [`ShardedCounter`], [`Budget`] | counters for statistics, and for a limited resource |
+//! | [`OwnLine`], [`CachePadded`] | values on cache lines of their own |
+//! | [`WordPair`] | compare shared words two at a time |
+//! | [`errno_of`] | convert an error of the standard library into an errno |
+//! | [`waits_in_chown`] | tell whether another thread waits in chown(2) |
+//! | [`signal_is_ignored`] | tell whether this process ignores a signal |
+//! | [`heap`] | return freed memory to the system |
+//! | [`file_handle`], [`sysv`] | make system calls of the host that no well-kept crate has |
+//! | [`fuse_ring`], [`fuse_device`] | serve the requests of a FUSE mount through io_uring |
 //! | [`setters!`] | setters of structs that may get more fields |
 //! | `tally` | counts the outcomes of a loom model |
 //!
@@ -28,9 +28,9 @@
 //!
 //! # Unsafe code
 //!
-//! Each file with unsafe code gives the reason for it at the top: `region`, `pair`, `futex`,
-//! `park`, `sysv`, `file_handle`, `heap`, `fuse_ring` with its `memory`, and `fuse_device`. No
-//! function of the interface is unsafe.
+//! Each file with unsafe code gives the reason for it at the top. These files are `region`, `pair`,
+//! `futex`, `park`, `sysv`, `file_handle`, `heap`, `fuse_ring` with its `memory`, and
+//! `fuse_device`. No function of the interface is unsafe.
 
 mod budget;
 mod chown_call;

@@ -56,17 +56,17 @@ mod modelled {
     }
 
     impl<T> Mutex<T> {
-        /// Returns an unlocked mutex around `value`.
+        /// Returns an unlocked mutex that contains `value`.
         pub fn new(value: T) -> Self {
             Self { inner: checker::Mutex::new(value) }
         }
 
-        /// Returns a guard once the mutex is taken.
+        /// Locks the mutex. Waits while another thread holds it.
         pub fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard { inner: Some(unpoison(self.inner.lock())) }
         }
 
-        /// Returns a guard unless another thread holds the mutex.
+        /// Locks the mutex if no thread holds it. Otherwise returns `None`.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             unpoison_try(self.inner.try_lock()).map(|guard| MutexGuard { inner: Some(guard) })
         }
@@ -93,14 +93,14 @@ mod modelled {
         }
     }
 
-    /// A condition to wait for under a `Mutex`.
+    /// A condition variable: a thread releases a `Mutex` and waits for a notification.
     #[derive(Debug, Default)]
     pub struct Condvar {
         inner: checker::Condvar,
     }
 
     impl Condvar {
-        /// Returns a condition without waiters.
+        /// Returns a condition variable on which no thread waits.
         pub fn new() -> Self {
             Self { inner: checker::Condvar::new() }
         }
@@ -130,22 +130,22 @@ mod modelled {
     pub type RwLockWriteGuard<'a, T> = checker::RwLockWriteGuard<'a, T>;
 
     impl<T> RwLock<T> {
-        /// Returns an unlocked lock around `value`.
+        /// Returns an unlocked lock that contains `value`.
         pub fn new(value: T) -> Self {
             Self { inner: checker::RwLock::new(value) }
         }
 
-        /// Returns a shared guard once no writer is inside.
+        /// Locks for reading, together with other readers. Waits while a writer holds the lock.
         pub fn read(&self) -> RwLockReadGuard<'_, T> {
             unpoison(self.inner.read())
         }
 
-        /// Returns an exclusive guard once no other thread is inside.
+        /// Locks for writing. Waits while another thread holds the lock.
         pub fn write(&self) -> RwLockWriteGuard<'_, T> {
             unpoison(self.inner.write())
         }
 
-        /// Returns an exclusive guard unless another thread is inside.
+        /// Locks for writing if no thread holds the lock. Otherwise returns `None`.
         pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
             unpoison_try(self.inner.try_write())
         }

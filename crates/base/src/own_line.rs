@@ -5,7 +5,7 @@
 //! for the few words that all threads share, separates values by two lines.
 //!
 //! [`OwnLine`] needs half that space. It suits arrays of values that are mostly used by one thread,
-//! or seldom used: the shards of a counter or an allocator, and the stripes of a lock.
+//! or seldom used. Examples are the shards of a counter or an allocator, and the stripes of a lock.
 //!
 //! Source: Intel, "64 and IA-32 Architectures Optimization Reference Manual" (spatial prefetcher).
 

@@ -12,8 +12,8 @@
 //! # Guarantees
 //!
 //! - W.1: each of the two words is loaded like [`AtomicU64::load`], with the ordering that the
-//!   loading method documents, but perhaps at different instants. `half_of` returns 32 bits of a
-//!   word that is loaded in this way.
+//!   loading method documents. The two loads may happen at different instants. `half_of` loads its
+//!   word in the same way, and returns 32 bits of it.
 //!
 //! # Mechanism
 //!
@@ -163,8 +163,9 @@ impl Lane {
         self.0 as usize / 2
     }
 
-    /// Returns the 32-bit half of `words` that has the number of this lane, loaded with `Acquire`.
-    /// Halves are numbered from 0, in each word the lower half first.
+    /// Loads one of the `words` with `Acquire` and returns a 32-bit half of it. The number of this
+    /// lane selects the half. Half 0 is the lower half of the first word, and half 1 is its upper
+    /// half.
     #[inline(always)]
     #[must_use]
     pub fn half_of(self, words: &[AtomicU64; 4]) -> u32 {
@@ -289,13 +290,13 @@ mod words {
 
     #[inline(always)]
     pub(super) fn load(words: &[AtomicU64; 2]) -> Pair {
-        // ORDERING: Relaxed. The caller asked for it.
+        // ORDERING: Relaxed. `WordPair::load` promises no more.
         [words[0].load(Ordering::Relaxed), words[1].load(Ordering::Relaxed)]
     }
 
     #[inline(always)]
     pub(super) fn load_acquire(words: &[AtomicU64; 2]) -> Pair {
-        // ORDERING: Acquire. The caller asked for it.
+        // ORDERING: Acquire. `WordPair::load_acquire` promises it.
         [words[0].load(Ordering::Acquire), words[1].load(Ordering::Acquire)]
     }
 
@@ -333,7 +334,7 @@ mod words {
 
     #[inline(always)]
     pub(super) fn half_of(words: &[AtomicU64; 4], twice: u32) -> u32 {
-        // ORDERING: Acquire. The caller asked for it.
+        // ORDERING: Acquire. `Lane::half_of` promises it.
         let word = words[twice as usize / 4].load(Ordering::Acquire);
         (word >> (32 * (twice / 2 % 2))) as u32
     }

@@ -19,8 +19,8 @@
 //!
 //! # Rejected
 //!
-//! A condition that is a closure, as in `parking_lot_core::park`, is rejected: it would run code of
-//! the caller under the lock of the queue. So the condition of a wait is a mask and a value.
+//! `parking_lot_core::park` takes the condition of a wait as a closure. This module takes a mask
+//! and a value instead: a closure would run code of the caller under the lock of the queue.
 //!
 //! Source: futex(2); WebKit's ParkingLot; `parking_lot_core`.
 #![cfg_attr(
@@ -56,8 +56,8 @@ pub fn wake_all(word: &AtomicU64) {
     imp::wake_all(word);
 }
 
-/// Sleeps as [`wait`] does. `sleeper` says whether this thread will take the lock that is in
-/// `word`.
+/// Sleeps on the state word of a lock, as [`wait`] does. `sleeper` says whether this thread will
+/// take the lock when it wakes.
 pub fn wait_as(word: &AtomicU64, mask: u64, value: u64, sleeper: Sleeper) {
     imp::wait(word, mask, value, sleeper);
 }
@@ -71,7 +71,7 @@ pub fn unlock(word: &AtomicU64, locked: u64, waiters: u64) {
     imp::unlock(word, locked, waiters);
 }
 
-/// Returns true while a sleeper must go on sleeping.
+/// Returns true if the condition of a wait holds, so that the thread must sleep.
 fn must_wait(word: &AtomicU64, mask: u64, value: u64) -> bool {
     // ORDERING: Relaxed. The load only decides whether to sleep. The caller reads `word` again.
     word.load(Ordering::Relaxed) & mask == value

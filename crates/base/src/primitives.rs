@@ -1,4 +1,4 @@
-//! The one switch between the real machine and the model checkers.
+//! Selects the atomics and threads for a build: those of `std`, or those of a model checker.
 //!
 //! Every protocol of this workspace uses the atomics and threads of this module, so the same source
 //! runs in four ways:
@@ -94,7 +94,7 @@ pub use chosen::Arc;
 /// True when a model checker schedules the threads of this build.
 pub const IS_MODEL: bool = cfg!(any(corewalk_loom, corewalk_shuttle));
 
-/// Number of shards; a power of two.
+/// Number of shards in a sharded counter or free list. It is a power of two.
 ///
 /// With 32 shards, a structure with one cache line per shard takes 2 KiB. Under a model checker
 /// there are two shards, and every thread uses the first one.

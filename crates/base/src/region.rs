@@ -74,12 +74,12 @@ mod mapped {
     pub struct Region {
         base: NonNull<Line>,
         lines: u32,
-        /// True if the file system of the mapped file may become full. False for a memfd.
+        /// Whether the file system of the mapped file may become full. False for a memfd.
         is_limited: bool,
     }
 
     impl Region {
-        /// Maps `lines` lines of zeroes.
+        /// Maps `lines` cache lines of private memory, all zero.
         ///
         /// # Errors
         ///

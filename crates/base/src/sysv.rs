@@ -1,4 +1,4 @@
-//! The host kernel's own System V IPC, as safe calls.
+//! Safe functions for the System V IPC of the host kernel.
 //!
 //! A benchmark compares user-space semaphores and messages with those of the kernel, in one
 //! program. No maintained crate wraps these system calls, and only this crate may have unsafe code
@@ -11,8 +11,8 @@
 //! # Limits
 //!
 //! This module does only what measurements need: objects without IPC keys (`IPC_PRIVATE`) for their
-//! owner alone, and a few commands of semctl(2) and msgctl(2). The crate `corewalk-ipc` has all of
-//! these.
+//! owner alone, and a few commands of semctl(2) and msgctl(2). The crate `corewalk-ipc` has keys
+//! and all commands.
 //!
 //! Source: semget(2), semop(2), semctl(2), msgop(2), unshare(2).
 #![expect(unsafe_code, reason = "libc declares these system calls as unsafe")]
@@ -20,7 +20,7 @@
 use rustix::io::Errno;
 use std::io;
 
-/// Bytes of a message that precede its text: the type.
+/// Size of the type of a message in bytes. The type comes before the text.
 const TYPE_BYTES: usize = size_of::<libc::c_long>();
 
 /// One operation of semop(2). Laid out like `struct sembuf`.
@@ -30,7 +30,7 @@ const TYPE_BYTES: usize = size_of::<libc::c_long>();
 pub struct Sop {
     /// Index of the semaphore in its set.
     pub num: u16,
-    /// Amount to add. 0 waits until the semaphore is zero.
+    /// Amount to add to the semaphore. If it is 0, the operation waits until the semaphore is zero.
     pub op: i16,
     /// `IPC_NOWAIT` and `SEM_UNDO`.
     pub flags: i16,

@@ -12,7 +12,8 @@
 
 use crate::primitives::unmodelled::{Arc, AtomicUsize, Ordering};
 
-/// Allows [`Tally::of_bounded`] more preemptions per schedule.
+/// Name of an environment variable. Its value is added to the maximum number of preemptions of
+/// [`Tally::of_bounded`].
 const MORE_PREEMPTIONS: &str = "COREWALK_LOOM_MORE_PREEMPTIONS";
 
 const STACK_WORDS: usize = 0x8000;

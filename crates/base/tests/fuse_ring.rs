@@ -1,4 +1,4 @@
-//! Mounts that are served through rings: `corewalk_base::fuse_ring` against the kernel.
+//! Tests of `corewalk_base::fuse_ring` with real FUSE mounts, whose requests arrive through rings.
 #![cfg(not(any(miri, corewalk_loom, corewalk_shuttle)))]
 
 use std::ffi::CString;
@@ -30,7 +30,7 @@ const INIT: u32 = 26;
 
 const FLAG_MAX_PAGES: u32 = 1 << 22;
 const FLAG_INIT_EXT: u32 = 1 << 30;
-/// `FUSE_OVER_IO_URING`, in the second word of flags.
+/// `FUSE_OVER_IO_URING`: a bit of the second flag word in the INIT request and reply.
 const FLAG_RING: u32 = 1 << (41 - 32);
 
 /// Bytes of `struct fuse_attr`.
@@ -44,7 +44,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// Mounts, or returns `None` if this machine has no rings.
+    /// Mounts a FUSE file system. Returns `None` if this machine has no rings.
     fn new(name: &str) -> Option<Self> {
         if !has_root() || !has_fuse() {
             return None;
@@ -88,7 +88,8 @@ impl Mount {
         FuseRing::new(device.as_fd(), &[queue], depth, PAYLOAD_BYTES).expect("a ring")
     }
 
-    /// Reads and ignores the requests that do not come through rings, such as FORGET.
+    /// Starts a thread that reads and ignores the requests that do not come through rings, such as
+    /// FORGET.
     fn read_device(&self, ended: &Sender<&'static str>) {
         let (device, ended) = (self.device.try_clone().expect("a descriptor"), ended.clone());
         let _reader = thread::spawn(move || {
@@ -100,7 +101,7 @@ impl Mount {
 
     fn abort(&self) {
         let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
-        // The test may have unmounted it already.
+        // Ignore an error: the test may have unmounted the file system already.
         let _unmounted = rustix::mount::unmount(&self.path, flags);
     }
 }
@@ -297,7 +298,8 @@ fn wake_before_the_wait_is_not_lost() {
         while !ring.wait().expect("a ring").is_woken {}
     }
     assert_eq!((ring.live(), ring.failure()), (1, None));
-    // The ring belongs to this thread now.
+    // The ring belongs to this thread, which has called `wait`. So `wait` on another thread must
+    // fail.
     let moved = thread::spawn(move || ring.wait().map_err(errno_of));
     assert_eq!(moved.join().expect("no panic"), Err(Errno::EXIST));
 }
@@ -319,7 +321,7 @@ fn ring_is_dropped_while_the_mount_lives() {
         assert!(fs::metadata(path).is_err(), "no thread answers");
         let _told = ended.send("client");
     });
-    // One request waits in an entry, which no thread answers.
+    // Wait until the request of the client is in an entry of a ring. No thread answers it.
     rings.reverse();
     while !rings.iter_mut().any(|ring| {
         ring.waker().wake();

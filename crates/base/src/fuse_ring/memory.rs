@@ -29,14 +29,15 @@ pub(super) struct Head {
     /// The fixed part of the request.
     pub(super) op_in: [u8; PART_BYTES],
     flags: u64,
-    /// The number of the request for the commit.
+    /// The kernel's number of the request. COMMIT_AND_FETCH must repeat it.
     pub(super) commit_id: u64,
-    /// The length of the entry's payload in bytes: first that of the request, and later that of the
-    /// reply.
+    /// The length of the entry's payload in bytes. The kernel stores the length of the request's
+    /// payload. The server replaces it by the length of the reply's payload.
     pub(super) payload_bytes: u32,
     padding: u32,
     reserved: u64,
-    /// Where the kernel finds the header and the payload.
+    /// The address and length of the header, and of the payload. The kernel reads both when the
+    /// entry is registered.
     buffers: [libc::iovec; BUFFERS],
 }
 
@@ -133,7 +134,7 @@ impl Memory {
         // mapping without access. `&mut self` proves that no reference into that memory is left.
         // The ring calls `abandon` only in its `drop`, so no later method accesses the memory.
         let _replaced = unsafe { mm::mmap_anonymous(base, self.len(), ProtFlags::empty(), flags) };
-        // After an error the old mapping stays, which is as safe.
+        // If the call failed, the old mapping stays for ever, so no other use gets its addresses.
         self.is_abandoned = true;
     }
 
@@ -141,13 +142,14 @@ impl Memory {
         self.entries * self.stride
     }
 
-    /// The whole head is inside the mapped memory.
+    /// Returns the address of the head of an entry. The whole head is inside the mapped memory.
     fn head_at(&self, index: usize) -> *mut Head {
         assert!(index < self.entries, "entry {index} of {}", self.entries);
         self.base.as_ptr().wrapping_add(index * self.stride).cast()
     }
 
-    /// The `payload_bytes` bytes from this address on are inside the mapping.
+    /// Returns the address of the payload of an entry. All its `payload_bytes` bytes are inside the
+    /// mapping.
     fn payload_at(&self, index: usize) -> *mut u8 {
         self.head_at(index).cast::<u8>().wrapping_add(self.stride - self.payload_bytes)
     }

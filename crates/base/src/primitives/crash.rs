@@ -30,7 +30,7 @@ struct Stopped;
 /// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended<T> {
-    /// The body returned, with stores left.
+    /// The body has returned without being stopped.
     Finished(T),
     /// The body was stopped before a store.
     Stopped,
@@ -53,7 +53,8 @@ pub fn run<T>(stores: u64, body: impl FnOnce() -> T) -> Ended<T> {
     }
 }
 
-/// Returns true if the next store takes effect.
+/// Counts the next store, and returns true if it takes effect. If no store is left, unwinds the
+/// thread instead of returning.
 #[inline]
 fn arrives() -> bool {
     if IS_STOPPED.get() {
@@ -99,7 +100,7 @@ impl AtomicU64 {
 
     #[inline]
     pub fn swap(&self, value: u64, order: Ordering) -> u64 {
-        // ORDERING: Relaxed. The thread has stopped.
+        // ORDERING: Relaxed. The thread is stopped, so it may read any value.
         if arrives() { self.0.swap(value, order) } else { self.0.load(Ordering::Relaxed) }
     }
 
@@ -162,7 +163,7 @@ macro_rules! fetch {
                     if arrives() {
                         return self.0.$name(value, order);
                     }
-                    // ORDERING: Relaxed. The thread has stopped.
+                    // ORDERING: Relaxed. The thread is stopped, so it may read any value.
                     self.0.load(Ordering::Relaxed)
                 }
             )*
