@@ -17,14 +17,14 @@
 //! # Guarantees
 //! - A.1: a slot's words are valid to load and store from `new` until the arena is dropped.
 //! - A.2: a slot that was never allocated holds zeroes. Neither `alloc` nor `free` changes a word
-//!   of a slot: links of a free list would overwrite the reference count of a freed object, which a
+//!   of a slot. Links of a free list would overwrite the reference count of a freed object, which a
 //!   late reader may still access (trap T7 in `traps.md`).
 //! - A.3: slot 0 is never handed out, so index 0 can mean "none".
-//! - A.4: the arena prefers freed slots to fresh (never used) ones. If a shard (the free slots of
-//!   some threads) has no slot of the requested [`Group`], it takes a batch of that group from the
-//!   depot (the free slots of no shard). If it has none, but [`SPARE`] slots of the other group,
-//!   the shard takes a batch of these. Only then does it take fresh slots. So the touched memory
-//!   exceeds the peak use by at most two batches of each group per shard and [`SPARE`] slots.
+//! - A.4: the arena prefers freed slots to fresh (never used) ones. A shard that has no slot of the
+//!   requested [`Group`] takes a batch of such slots from the depot (the free slots of no shard).
+//!   If the depot has none, but [`SPARE`] slots of the other group, the shard takes a batch of
+//!   those. Otherwise the shard takes fresh slots. So the touched memory exceeds the peak use by at
+//!   most two batches of each group per shard and [`SPARE`] slots.
 //! - A.5: `alloc` returns `None` only if it found no free slot in any shard.
 //! - A.6: a small arena uses small pages; `arena/memory` says when an arena uses huge ones.
 //!
@@ -56,14 +56,15 @@ use std::{fmt, io, sync::OnceLock};
 /// Shards take slots from the depot, and give slots back, in batches of this size.
 const BATCH: usize = if corewalk_base::primitives::IS_MODEL { 2 } else { 64 };
 
-/// Difference between the numbers of two slots of [`Group::Few`] (the group of the few often-read
-/// objects) that are allocated one after the other.
+/// Distance between the numbers of two slots of [`Group::Few`] (the group of the few often-read
+/// objects) that are handed out one after the other.
 ///
-/// The owner of an arena may keep more words for each slot in an array of its own. The words of two
-/// slots whose numbers differ by `STRIDE` are then on different cache lines.
+/// The owner of an arena may keep more words for each slot in another array. Because of this
+/// distance, the words of the two slots are on different cache lines of that array.
 const STRIDE: u64 = 4;
 
-/// A thread may use free slots of the other [`Group`] only if the depot has at least this many.
+/// Number of free slots that the depot must have of one [`Group`] before a shard takes them for the
+/// other group.
 const SPARE: usize = 16 * BATCH;
 
 /// An arena of slots of `WORDS` words each. With eight words a slot is one 64-byte cache line.
@@ -304,8 +305,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         let slots = free.of(group);
         slots.push(index);
         if slots.len() >= 2 * BATCH {
-            // Move the oldest slots of this list to the depot (the free slots that no shard has):
-            // late readers of their former objects have had the most time to finish.
+            // Move the oldest slots of this list to the depot (the free slots that no shard has).
+            // Late readers of their former objects have had the most time to finish.
             self.depot.lock().of(group).extend(slots.drain(..BATCH));
         }
     }
@@ -349,7 +350,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// The last batch of the arena may be shorter.
+    /// Takes a batch of slots that were never used, and adds the slots to `free`. At the start and
+    /// at the end of the arena, a batch may be shorter.
     fn take_fresh(&self, group: Group, free: &mut Vec<u32>) {
         let max = u64::from(self.max_slots());
         // ORDERING: Relaxed. `next_fresh` only gives each caller its own slot numbers. Fresh slots
@@ -385,7 +387,8 @@ impl<const WORDS: usize> SlotArena<WORDS> {
         }
     }
 
-    /// Used if the thread's shard, the depot and the fresh memory have no slot.
+    /// Takes a free slot of any shard, or of the depot. In each of them, prefers a slot of `group`.
+    /// `alloc_in` calls this function if the thread's shard is empty and no fresh slots are left.
     #[cold]
     fn steal(&self, group: Group) -> Option<u32> {
         let first = shard_index();
@@ -409,7 +412,8 @@ impl Free {
 }
 
 impl Shard {
-    /// The guard proves that the caller has locked the shard.
+    /// Adds `amount` to the shard's count `in_use`. The guard proves that the caller has locked the
+    /// shard.
     fn count(&self, amount: i64, _free: &MutexGuard<'_, Free>) {
         // ORDERING: Relaxed. Statistic; the shard's lock excludes other writers.
         let now = self.in_use.load(Ordering::Relaxed);

@@ -10,8 +10,8 @@
 //! | [`SeqLock`] | like `SeqCount`, with its own lock and a locking fallback | two loads |
 //! | [`SeqRwLock`] | like `SeqLock`, with fallback readers that share the lock | two loads |
 //! | [`Lockref`] | a reference count that ends an object's life | one compare-exchange |
-//! | [`RcuCell`], [`RcuOption`], [`rcu`] | whole values, seldom replaced | one for many reads |
-//! | [`SlotArena`] | objects that lock-free readers reach after their end | none |
+//! | [`RcuCell`], [`RcuOption`], [`rcu`] | values seldom replaced | one section for many reads |
+//! | [`SlotArena`] | objects that lock-free readers may still read after the free | none |
 //!
 //! # Lock order
 //!

@@ -20,8 +20,8 @@
 //!   compare-exchange. It takes the lock itself only after `CAS_TRIES` lost races. Otherwise later
 //!   threads would find the lock held and take it too, without end (trap T52 in `traps.md`).
 //! - A.5: a waiting thread spins a bounded number of rounds and then sleeps.
-//! - A.6: two threads see an owner's writes before its `put_return` or its unlock: the thread that
-//!   drops the last reference, and the next lock holder.
+//! - A.6: two threads see an owner's writes before its `put_return` or its unlock. They are the
+//!   thread that drops the last reference, and the next lock holder.
 //!
 //! # Rules
 //!
@@ -325,7 +325,7 @@ impl Lockref {
         None
     }
 
-    /// If the lock is held, waits first. The closure `next` changes only the count in the word.
+    /// Changes the count in the word by the closure `next`. Waits first while the lock is held.
     ///
     /// Returns the new word. If `next` returns None, returns the unchanged word as the error.
     #[inline]
@@ -377,7 +377,7 @@ impl Lockref {
         }
     }
 
-    /// Returns the unlocked word. Spins first, and then sleeps.
+    /// Waits until the lock is free, and returns the unlocked word. Spins first, and then sleeps.
     fn wait_unlocked(&self, sleeper: Sleeper) -> u64 {
         let mut rounds = 0;
         loop {
@@ -395,8 +395,8 @@ impl Lockref {
         }
     }
 
-    /// `word` is the locked state word that the caller has read. If it has changed since, the call
-    /// returns immediately.
+    /// Sleeps until the lock holder unlocks. `word` is the state word that the caller has read,
+    /// with the lock bit set. If the state word has changed since, the call returns immediately.
     fn sleep(&self, word: u64, sleeper: Sleeper) {
         // ORDERING: Relaxed. The bit for waiting threads only asks the lock holder for a wake-up,
         // and publishes no other memory.
@@ -496,9 +496,9 @@ impl LockrefGuard<'_> {
         let mut seen = word.load(Ordering::Relaxed);
         loop {
             let new = next(seen).ok_or(seen)?;
-            // ORDERING(lockref-unlock): AcqRel. As in `exchange`: the thread that takes a reference
-            // sees the last lock holder's writes, and the thread that finds no reference left sees
-            // this thread's work.
+            // ORDERING(lockref-unlock): AcqRel. As in `exchange`, the thread that takes a reference
+            // sees the last lock holder's writes. The thread that finds no reference left sees this
+            // thread's work.
             match word.compare_exchange_weak(seen, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Ok(new),
                 Err(now) => seen = now,

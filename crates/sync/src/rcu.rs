@@ -24,7 +24,7 @@
 //!
 //! # Rules
 //!
-//! - Inside a read section, a thread must neither block nor run a callback of a user.
+//! - Inside a read section, a thread must neither block nor run a callback of other code.
 //! - Any call to this module, on any thread, may run the destructors of retired values. So a
 //!   destructor must not block, nor take a lock that a caller may hold during such a call.
 //!

@@ -77,14 +77,14 @@ pub struct SeqCount {
 }
 
 impl SeqCount {
-    /// Returns a counter with no section yet.
+    /// Returns a counter with the count 0: no write section has begun.
     #[cfg(not(corewalk_loom))]
     #[must_use]
     pub const fn new() -> Self {
         Self { count: AtomicU64::new(0) }
     }
 
-    /// Returns a counter with no section yet.
+    /// Returns a counter with the count 0: no write section has begun.
     #[cfg(corewalk_loom)]
     #[must_use]
     pub fn new() -> Self {
@@ -221,8 +221,8 @@ impl SeqCount {
         !count.is_multiple_of(2)
     }
 
-    /// Reads the count `SPIN_ROUNDS` times without a pause, and then calls `pause` before each
-    /// further read.
+    /// Returns an even count. While the count is odd, reads it `SPIN_ROUNDS` times without a pause,
+    /// and then calls `pause` before each further read.
     #[inline]
     pub(crate) fn read_begin_or(&self, pause: impl Fn()) -> u64 {
         let count = self.raw_begin();

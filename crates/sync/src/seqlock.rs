@@ -84,21 +84,21 @@ impl Pass {
 #[doc(alias = "seqlock_t")]
 #[derive(Debug, Default)]
 pub struct SeqLock {
-    /// Written under `writers`. Any thread reads it.
+    /// The sequence count. A writer changes it while it holds `writers`. Any thread reads it.
     seq: SeqCount,
-    /// The lock of the writers. It protects the stores to `seq`, and the user's data.
+    /// The lock of the writers. It protects the stores to `seq`, and the caller's data.
     writers: Mutex<()>,
 }
 
 impl SeqLock {
-    /// Returns an unlocked lock with no section yet.
+    /// Returns an unlocked lock with the sequence count 0.
     #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
     #[must_use]
     pub const fn new() -> Self {
         Self { seq: SeqCount::new(), writers: Mutex::new(()) }
     }
 
-    /// Returns an unlocked lock with no section yet.
+    /// Returns an unlocked lock with the sequence count 0.
     #[cfg(any(corewalk_loom, corewalk_shuttle))]
     #[must_use]
     pub fn new() -> Self {
@@ -114,7 +114,7 @@ impl SeqLock {
         self.seq.read_begin_or(|| drop(self.writers.lock()))
     }
 
-    /// Returns true if a writer was inside since `read_begin` returned `start`.
+    /// Returns true if a writer was in a write section since `read_begin` returned `start`.
     #[doc(alias = "read_seqretry")]
     #[inline]
     #[must_use]

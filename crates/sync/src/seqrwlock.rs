@@ -1,17 +1,19 @@
 //! A sequence read/write lock: a seqlock whose fallback readers share the lock.
 //!
-//! A long read, such as a walk from a dentry up to the root, may be disturbed in every retry by a
-//! steady stream of writers. Its reader then has to take a lock that excludes the writers.
+//! A steady stream of writers may disturb every retry of a long read, such as a walk from a dentry
+//! up to the root. The reader then has to take a lock that excludes the writers.
 //!
 //! On a plain seqlock, readers that take the lock also exclude each other. On a seqrwlock they
 //! share the lock. (In 2013 a database that asked Linux for many paths spent up to two thirds of
 //! its processor time on the writers' lock.)
 //!
+//! The table shows what happens if two threads use the lock at the same time:
+//!
 //! | | optimistic reader | shared reader | writer |
 //! |---|---|---|---|
-//! | optimistic reader | together | together | reader retries |
-//! | shared reader | together | together | one waits |
-//! | writer | reader retries | one waits | one waits |
+//! | optimistic reader | both run | both run | the reader retries |
+//! | shared reader | both run | both run | one waits for the other |
+//! | writer | the reader retries | one waits for the other | one waits for the other |
 //!
 //! Analogous to the `seqrwlock` that Long proposed for Linux. Linux merged an exclusive locking
 //! reader instead; see `SeqLock::read_excl`.
@@ -64,22 +66,23 @@ use corewalk_base::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// ```
 #[derive(Debug, Default)]
 pub struct SeqRwLock {
-    /// Written under the write side of `lock`. Any thread reads it.
+    /// The sequence count. A writer changes it while it holds `lock` for writing. Any thread reads
+    /// it.
     seq: SeqCount,
     /// The lock of the writers and of the shared readers. It protects the stores to `seq`, and the
-    /// user's data.
+    /// caller's data.
     lock: RwLock<()>,
 }
 
 impl SeqRwLock {
-    /// Returns an unlocked lock with no section yet.
+    /// Returns an unlocked lock with the sequence count 0.
     #[cfg(not(any(corewalk_loom, corewalk_shuttle)))]
     #[must_use]
     pub const fn new() -> Self {
         Self { seq: SeqCount::new(), lock: RwLock::new(()) }
     }
 
-    /// Returns an unlocked lock with no section yet.
+    /// Returns an unlocked lock with the sequence count 0.
     #[cfg(any(corewalk_loom, corewalk_shuttle))]
     #[must_use]
     pub fn new() -> Self {
@@ -104,7 +107,7 @@ impl SeqRwLock {
         self.seq.read_begin_or(|| drop(self.lock.read()))
     }
 
-    /// Returns true if a writer was inside since `read_begin` returned `start`.
+    /// Returns true if a writer was in a write section since `read_begin` returned `start`.
     #[inline]
     #[must_use]
     pub fn read_retry(&self, start: u64) -> bool {

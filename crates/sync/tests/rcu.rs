@@ -19,7 +19,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Versions that were made and not dropped yet.
 static ALIVE: ShardedCounter = ShardedCounter::new();
 
-/// A thread keeps some hundred versions as garbage before it frees any.
+/// Number of values that `churn` replaces. It is far above the some hundred values that a thread
+/// keeps as garbage before it frees any.
 const CHURN: u64 = 10_000;
 
 /// A value of several words, counted in `ALIVE`.
@@ -43,7 +44,8 @@ fn churn() {
     (0..CHURN).for_each(|round| cell.replace(round));
 }
 
-/// Churns until at most `limit` versions are alive.
+/// Calls `churn` until at most `limit` versions are alive. Panics if there are still more after
+/// 1000 calls.
 fn churn_down_to(limit: i64) {
     for _ in 0..1_000 {
         if ALIVE.sum() <= limit {
@@ -68,7 +70,7 @@ struct SittingReader {
 }
 
 impl SittingReader {
-    /// Returns once the section is open.
+    /// Starts a thread that opens a read section. Returns when the section is open.
     fn sit() -> Self {
         let step = Arc::new((Mutex::new(Step::Starts), Condvar::new()));
         let thread = thread::spawn({

@@ -69,8 +69,8 @@ fn control_put_and_look_in_two_steps_is_caught() {
     shuttle::check_pct(|| four_owners(put), SCHEDULES, 3);
 }
 
-/// Two writers, two readers that take the lock if a writer has disturbed them, and a reader that
-/// always takes the shared lock.
+/// Runs two writers, two readers that take the lock if writers have disturbed them, and a reader
+/// that always takes the shared lock. Each reader must see words of one write section.
 fn readers_and_writers(is_written_whole: fn(&SeqRwLock, &[AtomicU64; 2], u64)) {
     let shared = Arc::new((SeqRwLock::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
     let read = |words: &[AtomicU64; 2]| {

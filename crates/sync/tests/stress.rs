@@ -16,7 +16,7 @@ use std::sync::Barrier;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = if cfg!(miri) { 40 } else { 200_000 };
 
-/// Minimum number of steps of each kind of thread while the other kind runs.
+/// Minimum number of steps that readers must make while writers run, and writers while readers run.
 const PROGRESS: u64 = if cfg!(miri) { 3 } else { 1_000 };
 
 /// The seed of this run.
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// Passes on the panic of a thread.
+/// Runs `work` on `THREADS` threads, which start at the same time. Panics if one of them panics.
 fn on_threads(work: impl Fn(u64, Random) + Send + Sync + 'static) {
     let work = Arc::new((work, Barrier::new(usize::try_from(THREADS).unwrap())));
     let threads: Vec<_> = (0..THREADS)
@@ -102,7 +102,8 @@ impl Objects {
         generation.wrapping_mul(0x9e37_79b9)
     }
 
-    /// If another object is at the place, the new object is marked dead, and its slot is freed.
+    /// Makes an object and stores it in `self.table[place]`. If that entry has another object,
+    /// marks the new object dead and frees its slot.
     fn create(&self, place: usize) {
         let Some(index) = self.arena.alloc() else { return };
         let generation = (self.word(index, GENERATION) + 1) & u64::from(u32::MAX);
@@ -128,7 +129,8 @@ impl Objects {
         }
     }
 
-    /// The object is not in `self.table`.
+    /// Waits until the object has no references, marks it dead, and frees its slot. The caller has
+    /// removed the object from `self.table`.
     fn kill(&self, index: u32) {
         loop {
             let mut guard = self.lockref(index).lock();
@@ -221,7 +223,8 @@ fn lockref_locked_and_counted_by_many_keeps_the_sum() {
 /// T52 in `traps.md`.
 #[test]
 fn transient_locker_leaves_users_lock_free() {
-    /// The locker yields while it holds the lock, and each yield may cost a time slice.
+    /// How often the main thread takes the lock. Few times suffice: it yields while it holds the
+    /// lock, and each yield may cost a time slice.
     const LOCKS: u64 = if cfg!(miri) { 5 } else { 100 };
     let lockref = Arc::new(Lockref::new(1));
     let has_gone = Arc::new(AtomicBool::new(false));
@@ -250,7 +253,7 @@ fn transient_locker_leaves_users_lock_free() {
         thread::yield_now();
         drop(guard);
     }
-    // ORDERING: Relaxed. Only says when to count.
+    // ORDERING: Relaxed. The flag only tells the other threads when to begin to count.
     has_gone.store(true, Ordering::Relaxed);
     let met: u64 = users.into_iter().map(|user| user.join().unwrap()).sum();
     assert!(met <= ROUNDS / 100, "A.4: the lock was held {met} times; seed {}", seed());
@@ -377,7 +380,8 @@ fn seqrwlock_under_writers_gives_whole_sections_in_bounded_passes() {
     });
 }
 
-/// If a thread starves, the test hangs.
+/// Runs `mine` on this thread and `theirs` on three other threads, until each thread has made
+/// `PROGRESS` rounds. If a thread starves, the test hangs.
 fn both_progress(
     lock: &Arc<(SeqRwLock, Words)>,
     mine: fn(&SeqRwLock, &Words),

@@ -1,7 +1,7 @@
 //! The memory behind a `SlotArena`: one mapping, reserved whole and backed page by page.
 //!
 //! In a normal build, the memory is a private anonymous mapping with `MAP_NORESERVE`. Under Miri
-//! and the model checkers, it is a boxed slice: Miri cannot map memory, and a model checker must
+//! and the model checkers, it is a boxed slice. Miri cannot map memory, and a model checker must
 //! see the creation of each atomic.
 //!
 //! # Huge pages
@@ -51,7 +51,7 @@ mod mapped {
     };
     use std::{ffi::c_void, io, ptr::NonNull};
 
-    /// The size of a huge page, and the unit of advice.
+    /// The size of a huge page, and of the blocks for which this module requests huge pages.
     const BLOCK: usize = 2 << 20;
 
     /// A mapping of `max_slots` slots.
@@ -78,8 +78,8 @@ mod mapped {
             Ok(Self { base: base.cast(), max_slots })
         }
 
-        /// When more than half of the first block of 2 MiB has been handed out, turns that block
-        /// into a huge page.
+        /// Turns the first block of 2 MiB into a huge page, when the number of slots handed out
+        /// passes the middle of the block. `before` and `now` are the old and the new number.
         pub(in crate::arena) fn note_handed_out(&self, before: u64, now: u64) {
             let end = |slots: u64| slots * size_of::<[AtomicU64; WORDS]>() as u64;
             let middle = BLOCK as u64 / 2;
@@ -91,7 +91,8 @@ mod mapped {
             }
         }
 
-        /// An index out of range has no effect.
+        /// Hints to the processor that slot `index` is about to be read. An index out of range has
+        /// no effect.
         #[inline]
         pub(in crate::arena) fn prefetch(&self, index: u32) {
             let slot = self.base.as_ptr().wrapping_add(index as usize);
@@ -126,8 +127,8 @@ mod mapped {
         }
     }
 
-    /// Panics because the slot number `index` is out of range. An `assert!` in `slot` would make
-    /// `slot` store the index on the stack.
+    /// Panics because the slot number `index` is out of range. An `assert!` in `slot` would be
+    /// slower, because `slot` would then store the index on the stack.
     #[cold]
     #[inline(never)]
     fn out_of_range(index: u32) -> ! {
@@ -151,12 +152,14 @@ mod mapped {
         }
     }
 
-    /// A number above [`BLOCK`] is rounded up to a multiple of [`BLOCK`].
+    /// Returns the length of the mapping for `len` bytes. A length above [`BLOCK`] is rounded up to
+    /// a multiple of [`BLOCK`].
     fn mapped_len(len: usize) -> usize {
         if len > BLOCK { len.next_multiple_of(BLOCK) } else { len }
     }
 
-    /// A mapping longer than [`BLOCK`] starts at a multiple of [`BLOCK`].
+    /// Maps memory for `len` bytes, and returns its address. A mapping longer than [`BLOCK`] starts
+    /// at a multiple of [`BLOCK`].
     fn map_aligned(len: usize) -> io::Result<*mut c_void> {
         let len = mapped_len(len);
         let spare = if len > BLOCK { BLOCK } else { 0 };
@@ -185,7 +188,8 @@ mod mapped {
         Ok(base)
     }
 
-    /// The kernel may ignore the advice.
+    /// Asks the kernel to use huge pages for a range, or not to use them. The kernel may ignore
+    /// this.
     fn advise(start: *mut c_void, len: usize, advice: Advice) {
         debug_assert!(matches!(advice, Advice::LinuxHugepage | Advice::LinuxNoHugepage));
         // SAFETY: the range lies in a mapping of the caller, and this advice concerns the size of

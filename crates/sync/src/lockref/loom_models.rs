@@ -9,7 +9,8 @@ use corewalk_base::{
     tally::{Tally, assert_all_reached},
 };
 
-/// Counts the runs won by the getter, and by the killer.
+/// Runs `get` while the main thread, the killer, marks the object dead if no reference is left.
+/// Returns how often the getter succeeded, and how often the killer did.
 fn get_against_kill(get: fn(&Lockref) -> bool) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(0));
@@ -64,7 +65,9 @@ struct Slot {
     payload: AtomicU64,
 }
 
-/// Counts the runs in which the getter failed, and succeeded.
+/// Runs `get_not_dead` while the main thread drops its reference. If that is the last reference,
+/// the main thread frees the object by `retire`. Returns how often the getter failed, and how often
+/// it succeeded.
 fn get_against_retire(retire: fn(&Slot)) -> [usize; 2] {
     Tally::of(move |tally| {
         let slot = Arc::new(Slot { lockref: Lockref::new(1), payload: AtomicU64::new(0) });
@@ -167,7 +170,8 @@ fn control_relaxed_put_is_caught() {
     put_by_both(|lockref| lockref.word.fetch_sub(ONE, Ordering::Relaxed) == ONE);
 }
 
-/// Counts runs: the count read before the `get`, or after it.
+/// Runs `get` while the main thread holds the lock and reads the count twice. Returns how often the
+/// main thread read the count before the `get`, and how often after it.
 fn look_twice(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -201,7 +205,8 @@ fn control_get_that_ignores_the_lock_is_caught() {
     });
 }
 
-/// Counts runs: the count read before the `get`, or after it.
+/// Runs `get` while the main thread holds the lock for a short time. Then the main thread must be
+/// able to lock again. Returns how often that was before the `get`, and how often after it.
 fn transient_locker(get: fn(&Lockref)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lockref = Arc::new(Lockref::new(1));
@@ -238,7 +243,8 @@ fn control_user_that_falls_back_to_the_lock_is_caught() {
     });
 }
 
-/// Counts runs: the main thread locked first, or the other one.
+/// Lets two threads take the lock, each once, and increment a word under it. Returns how often the
+/// main thread was first, and how often the other thread.
 fn two_lockers(unlock: fn(LockrefGuard<'_>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let shared = Arc::new((Lockref::new(0), AtomicU64::new(0)));

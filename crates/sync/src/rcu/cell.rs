@@ -231,7 +231,8 @@ impl<T> Retired<T> {
     }
 }
 
-/// The caller has taken `old` out of an [`RcuCell`] or [`RcuOption`].
+/// Frees `old` after a grace period. The caller has taken `old` out of an [`RcuCell`] or
+/// [`RcuOption`].
 fn retire<T: Send + 'static>(old: *mut T) {
     let retired = Retired(old);
     // Call a method, so that the closure captures `retired` as a whole and not its bare pointer,

@@ -33,14 +33,14 @@ use corewalk_base::{
 };
 use std::{cell::Cell, time::Duration};
 
-/// Above this number of waiting closures, `defer` itself frees garbage.
+/// If more than this number of deferred closures have not run yet, `defer` itself frees garbage.
 const GARBAGE_HIGH: i64 = 4096;
 
-/// In one of this many calls of `defer`, a thread compares the number of waiting closures with
-/// `GARBAGE_HIGH`. The number is a sum over all threads.
+/// A thread compares the number of waiting closures with `GARBAGE_HIGH` once per this many calls of
+/// `defer`. A comparison in each call would be slow, because the number is a sum over all threads.
 const DEFERS_PER_LOOK: u32 = 64;
 
-/// Yields of `synchronize` before it sleeps.
+/// How often `synchronize` yields before it begins to sleep.
 const YIELDS_MAX: u32 = 64;
 
 /// How long `synchronize` sleeps between two checks. A grace period under load takes about as long.

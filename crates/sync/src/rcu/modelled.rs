@@ -11,8 +11,8 @@
 //! # Limits
 //!
 //! The mutex of this module orders each call of `defer` before every read section that is opened
-//! later. Such a section sees all earlier writes, even of a value that was published with too weak
-//! an ordering.
+//! later. So such a section sees all earlier writes, even if a value was published with too weak an
+//! ordering.
 //!
 //! The models can detect too weak an ordering only in a read section that was opened before the
 //! call of `defer`. Control tests with a weakened ordering prove that the models detect it.
@@ -63,7 +63,8 @@ pub(super) fn defer(reclaim: impl FnOnce() + Send + 'static) {
     reclaim_if_quiet(0);
 }
 
-/// If the caller itself is in a read section, the call never returns.
+/// Waits until no read section is open. If the caller itself is in a read section, the call never
+/// returns.
 pub(super) fn synchronize() {
     while DOMAIN.lock().open != 0 {
         thread::yield_now();

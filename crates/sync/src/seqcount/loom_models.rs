@@ -23,7 +23,8 @@ const REAL: Protocol = Protocol {
     read_retry: SeqCount::read_retry,
 };
 
-/// Counts runs: the reader retried, saw old words, saw new words.
+/// Runs a reader and a writer by `protocol`. Returns how often the reader had to retry, saw the old
+/// words, and saw the new words.
 fn outcomes(protocol: Protocol) -> [usize; 3] {
     Tally::of(move |tally| {
         let shared = Arc::new((SeqCount::new(), AtomicU64::new(0), AtomicU64::new(0)));
@@ -53,7 +54,8 @@ fn outcomes(protocol: Protocol) -> [usize; 3] {
     })
 }
 
-/// Adds one to the count with `Relaxed` accesses only.
+/// Adds one to the count with `Relaxed` accesses only. Control tests use it in place of
+/// `write_begin` or `write_end`.
 fn bump_relaxed(seq: &SeqCount) {
     // ORDERING: Relaxed. Wrong on purpose.
     let count = seq.count.load(Ordering::Relaxed);
@@ -82,7 +84,8 @@ fn control_begin_without_fence_is_caught() {
 #[should_panic(expected = "A.1: torn section")]
 fn control_retry_without_fence_is_caught() {
     fn retry(seq: &SeqCount, start: u64) -> bool {
-        // ORDERING: Relaxed. Wrong on purpose: nothing orders it after the reads.
+        // ORDERING: Relaxed. Wrong on purpose: no fence orders this load after the reads of the
+        // section.
         seq.count.load(Ordering::Relaxed) != start
     }
     outcomes(Protocol { read_retry: retry, ..REAL });

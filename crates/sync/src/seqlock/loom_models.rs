@@ -1,6 +1,6 @@
 //! Models of `SeqLock`: the last attempt of a reader takes the lock, excludes writers and disturbs
-//! no other reader. In Linux, a wrong caller makes its last attempt without the lock (trap T29 in
-//! `traps.md`).
+//! no other reader. With Linux's two calls, a caller with a bug makes its last attempt without the
+//! lock (trap T29 in `traps.md`).
 //!
 //! The writer is the main thread, because loom 0.7.2 skips schedules otherwise (see the module
 //! `tally` of `corewalk-base`).
@@ -47,7 +47,8 @@ fn read_or_lock(pair: &Pair) -> (Pass, u64, u64) {
     })
 }
 
-/// Counts runs: old words without the lock, new ones, or locked.
+/// Runs `read` while a writer writes. Returns how often the reader saw the old words without the
+/// lock, the new words without the lock, and any words under the lock.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -88,7 +89,8 @@ fn control_second_pass_without_the_lock_is_caught() {
     });
 }
 
-/// Counts runs: the lock was free during the read, or held.
+/// Runs a reader while another thread calls `hold`. Returns how often the lock was free during the
+/// read, and how often it was held.
 fn undisturbed(hold: fn(&SeqLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqLock::new());

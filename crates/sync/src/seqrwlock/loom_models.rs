@@ -37,7 +37,8 @@ impl Pair {
 
 type Read = fn(&Pair) -> (Pass, u64, u64);
 
-/// Counts runs: old words without the lock, new ones, or locked.
+/// Runs `read` while a writer writes. Returns how often the reader saw the old words without the
+/// lock, the new words without the lock, and any words under the lock.
 fn outcomes(read: Read) -> [usize; 3] {
     Tally::of(move |tally| {
         let pair = Arc::new(Pair::default());
@@ -92,9 +93,9 @@ fn shared(write: fn(&Pair)) -> [usize; 2] {
             let (pair, tally) = (Arc::clone(&pair), tally.clone());
             thread::spawn(move || {
                 let _shared = pair.lock.read_shared();
-                // ORDERING: Relaxed. The lock orders it against writers.
+                // ORDERING: Relaxed. The lock orders this access before or after the writer's load.
                 tally.hit(pair.inside.fetch_add(1, Ordering::Relaxed));
-                // ORDERING: Relaxed. The lock orders it against writers.
+                // ORDERING: Relaxed. The lock orders this access before or after the writer's load.
                 pair.inside.fetch_sub(1, Ordering::Relaxed);
             })
         });
@@ -109,7 +110,7 @@ fn shared(write: fn(&Pair)) -> [usize; 2] {
 fn shared_readers_exclude_the_writer_and_not_each_other() {
     assert_all_reached(&shared(|pair| {
         let _section = pair.lock.write();
-        // ORDERING: Relaxed. The lock orders it against readers.
+        // ORDERING: Relaxed. The lock orders this load before or after the readers' accesses.
         assert_eq!(pair.inside.load(Ordering::Relaxed), 0, "a reader is inside");
     }));
 }
@@ -124,7 +125,8 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// Counts runs: the lock was free during the read, or held.
+/// Runs a reader while another thread calls `hold`. Returns how often the lock was free during the
+/// read, and how often it was held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());

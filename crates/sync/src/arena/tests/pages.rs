@@ -54,8 +54,8 @@ fn can_collapse() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(1))
 }
 
-/// Writes one slot in each of the first two blocks of 2 MiB. In between, hands out all slots of the
-/// first block by `grow`.
+/// Writes one slot in the first block of 2 MiB, then calls `grow`, then writes one slot in the
+/// second block. `grow` must hand out all slots of the first block.
 ///
 /// The measurement uses `TRIES` arenas, because the kernel may lack huge pages. Returns the numbers
 /// of resident pages in the two blocks, for the arena with the most resident pages in the first

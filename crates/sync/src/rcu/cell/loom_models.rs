@@ -35,7 +35,8 @@ impl Drop for Version {
     }
 }
 
-/// Counts runs: the reader saw the old version, or the new.
+/// Runs `replace` while another thread reads. Returns how often the reader saw the old version, and
+/// how often the new one.
 fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (first, first_ended) = Version::new(1);
@@ -45,10 +46,11 @@ fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
             move || {
                 let section = read_lock();
                 let version = cell.read(&section);
-                // ORDERING: Relaxed. Ordered by the publication.
+                // ORDERING: Relaxed. `replace` publishes the version after the store of `number`.
                 let number = version.number.load(Ordering::Relaxed);
                 thread::yield_now();
-                // ORDERING: Relaxed. Ordered by the grace period.
+                // ORDERING: Relaxed. The grace period must order this load before the store in
+                // `drop`.
                 let has_ended = version.has_ended.load(Ordering::Relaxed);
                 assert_ne!(number, 0, "A.2: half a version");
                 assert_eq!(has_ended, 0, "A.1: dropped while a section is open");
@@ -57,7 +59,8 @@ fn outcomes(replace: fn(&RcuCell<Version>, Version)) -> [usize; 2] {
         });
         replace(&cell, Version::new(2).0);
         reader.join().unwrap();
-        // ORDERING: Relaxed. Ordered by the join.
+        // ORDERING: Relaxed. The reader has been joined, so this load comes after the store in
+        // `drop`.
         assert_eq!(first_ended.load(Ordering::Relaxed), 1, "A.3: the old version was not freed");
     })
 }
@@ -83,12 +86,12 @@ fn control_relaxed_publication_is_caught() {
 fn control_free_without_grace_period_is_caught() {
     outcomes(|cell, version| {
         let new = Box::into_raw(Box::new(version));
-        // ORDERING(rcu-publish): AcqRel. As it should be.
+        // ORDERING(rcu-publish): AcqRel. As in `RcuCell::replace`.
         let old = cell.ptr.swap(new, Ordering::AcqRel);
         // SAFETY: the value at `old` is not freed yet: `retire` below frees it after a grace
         // period.
         let marked = unsafe { &*old };
-        // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
+        // ORDERING: Relaxed. Wrong on purpose: this store does not wait for a grace period.
         marked.has_ended.store(1, Ordering::Relaxed);
         retire(old);
     });
@@ -130,7 +133,8 @@ fn control_read_then_replace_is_caught() {
     });
 }
 
-/// Counts runs: the reader saw the value, or an empty cell.
+/// Runs `empty` while another thread reads. Returns how often the reader saw the value, and how
+/// often an empty cell.
 fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
     Tally::of(move |tally| {
         let (version, has_ended) = Version::new(1);
@@ -145,7 +149,8 @@ fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
                     return;
                 };
                 thread::yield_now();
-                // ORDERING: Relaxed. Ordered by the grace period.
+                // ORDERING: Relaxed. The grace period must order this load before the store in
+                // `drop`.
                 let has_ended = version.has_ended.load(Ordering::Relaxed);
                 assert_eq!(has_ended, 0, "A.1: dropped while a section is open");
                 tally.hit(0);
@@ -153,7 +158,8 @@ fn emptied(empty: fn(&RcuOption<Version>)) -> [usize; 2] {
         });
         empty(&cell);
         reader.join().unwrap();
-        // ORDERING: Relaxed. Ordered by the join.
+        // ORDERING: Relaxed. The reader has been joined, so this load comes after the store in
+        // `drop`.
         assert_eq!(has_ended.load(Ordering::Relaxed), 1, "A.3: the value was not freed");
     })
 }
@@ -167,11 +173,11 @@ fn cell_that_is_emptied_beside_a_reader_keeps_the_value_for_it() {
 #[should_panic(expected = "A.1: dropped while a section is open")]
 fn control_cell_that_is_emptied_without_grace_period_is_caught() {
     emptied(|cell| {
-        // ORDERING(rcu-publish): AcqRel. As it should be.
+        // ORDERING(rcu-publish): AcqRel. As in `RcuOption::replace`.
         let old = cell.ptr.swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: the value is not freed yet; `retire` frees it after a grace period.
         let marked = unsafe { &*old };
-        // ORDERING: Relaxed. Wrong on purpose: no grace period before it.
+        // ORDERING: Relaxed. Wrong on purpose: this store does not wait for a grace period.
         marked.has_ended.store(1, Ordering::Relaxed);
         retire(old);
     });
