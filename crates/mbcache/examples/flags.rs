@@ -18,10 +18,10 @@ fn main() {
     assert_eq!(lost, 0, "T33: a flag was lost");
 }
 
-/// Makes at least `changes` changes. Returns how often a thread found a changed flag other than it
-/// had left it.
+/// Makes at least `changes` changes, and returns how many of them were lost. A change is lost if
+/// its thread later finds the flag in another state than it had left it.
 pub(crate) fn lost_of(changes: u64) -> u64 {
-    // The smallest index: `scan(1)` always examines the only entry.
+    // Use the smallest index. It has only one entry, so `scan(1)` always examines that entry.
     let options = MbcacheOptions::default().with_budget_bytes(128);
     let cache = Mbcache::new(options).expect("one entry fits");
     cache.create(KEY, VALUE).expect("it is empty");
@@ -52,7 +52,7 @@ fn referenced(cache: &Mbcache, rounds: u64) -> u64 {
 fn reusable(cache: &Mbcache, rounds: u64) -> u64 {
     let mut lost = 0;
     for _ in 0..rounds {
-        // After the loss of its referenced bit, reclaim may have removed the entry.
+        // If the entry has lost its referenced bit, reclaim may have removed it.
         let Some(entry) = cache.find_first(KEY) else {
             lost += 1;
             continue;

@@ -26,8 +26,8 @@
 use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
-/// Tells whether an object has already changed in the current epoch (such as a transaction), and
-/// whether it already waits.
+/// The change of an object that [`Deferral::defers`] decides about. It says whether the object has
+/// already changed in the current epoch (such as a transaction), and whether it already waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The object has not changed in this epoch before.
@@ -73,9 +73,10 @@ impl<T> Deferral<T> {
         Deferral { turn, queue, len: AtomicU64::new(0), max }
     }
 
-    /// Tells whether to defer the de-duplication of a changed content to the end of the current
-    /// epoch (such as a transaction). Then the caller keeps the content private until the epoch
-    /// ends. It adds the object to the queue by [`Deferral::push`], unless it is already there.
+    /// Returns true if the de-duplication of a changed content must wait for the end of the current
+    /// epoch (such as a transaction). The caller then keeps the content private until the epoch
+    /// ends. It also adds the object to the queue by [`Deferral::push`], unless the object is
+    /// already there.
     #[must_use]
     pub fn defers(&self, change: Change) -> bool {
         match change {
@@ -87,8 +88,8 @@ impl<T> Deferral<T> {
 
     /// Adds an object that does not wait yet.
     pub fn push(&self, object: T) {
-        // ORDERING: Relaxed. The mutex protects the queue, and `len` is a hint. A caller that needs
-        // the exact length is ordered after `push` by the lock of the pushed object.
+        // ORDERING: Relaxed. The mutex protects the queue, and `len` is a hint. If a caller needs
+        // the exact length, the lock of the pushed object orders its load after this addition.
         self.len.fetch_add(1, Ordering::Relaxed);
         self.queue.lock().push(object);
     }
@@ -108,9 +109,9 @@ impl<T> Deferral<T> {
         self.len() == 0
     }
 
-    /// Passes all queued objects to `handle`, which de-duplicates them, at the end of an epoch
-    /// (such as a transaction). If another thread is running `share`, waits for it. The caller
-    /// holds no lock that `handle` takes.
+    /// Passes all queued objects to `handle`, which de-duplicates them. The store calls `share` at
+    /// the end of an epoch (such as a transaction). If another thread is running `share`, this call
+    /// waits for it. The caller holds no lock that `handle` takes.
     ///
     /// [`Deferral::len`] counts the objects until `handle` has returned, because their
     /// de-duplication may free space. So a thread that lacks space can call `share` and retry if
@@ -150,8 +151,8 @@ mod tests {
         assert!(deferral.defers(Change::Again));
     }
 
-    /// De-duplication may free space. So `len` must count an object until `share` has handled it,
-    /// or a thread without space would give up too early.
+    /// `len` must count an object until `share` has handled it, because the de-duplication may free
+    /// space. Otherwise a thread without space would give up too early.
     #[test]
     fn objects_wait_until_they_are_handled() {
         let deferral = Deferral::new(9);

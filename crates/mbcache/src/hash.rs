@@ -19,7 +19,7 @@ impl Secret {
         Secret([first, fold(first, 0xa076_1d64_78bd_642f) | 1])
     }
 
-    /// All bits of the result are equally good, so a caller may use any part.
+    /// Returns the hash of `key`. All its bits are equally random, so a caller may use any of them.
     #[inline]
     pub(crate) fn hash(&self, key: u64) -> u64 {
         fold(key ^ self.0[0], self.0[1])

@@ -23,9 +23,9 @@
 //! Even and odd values prefer different slots, so both slots are counted.
 //!
 //! # Invariants
-//! - I.1: a search for a key begins at its home line, and reads as many further lines as the
-//!   *reach* in the home line says. All live entries of the key are in these lines. The reach
-//!   changes only under the lock of the home line.
+//! - I.1: a search for a key begins at its home line. It reads as many further lines as the *reach*
+//!   in the home line says. All live entries of the key are in these lines. The reach changes only
+//!   under the lock of the home line.
 //! - I.2: at most one slot has a live entry of a pair (a key and a value). `create` holds the lock
 //!   of the key's home line from its search for the pair until the new entry is live.
 //!
@@ -49,15 +49,15 @@ use crate::order;
 use crate::slots::{self, Spare, State, Words};
 
 const WINDOW: u32 = 128;
-/// If other threads have locked lines, `create` repeats its search for a free slot this many times.
-/// After that it drops an entry.
+/// Number of times that `create` repeats its search for a free slot because other threads have
+/// locked lines. After that it may drop an entry instead.
 const TRIES: u32 = 16;
-/// The load is estimated from a sample of at least this many lines. A smaller table counts all
-/// lines.
+/// Minimum number of lines in the sample from which the load is estimated. In a table with fewer
+/// lines, all lines are counted.
 const COUNTED: u32 = 512;
-/// At least one line in so many is counted.
+/// Maximum distance between two lines of the sample: at least one line in 64 is counted.
 const SAMPLE_MAX: u32 = 64;
-/// How often a thread spins for a lock, at about 10 ns each, before it sleeps.
+/// Number of tries to get a lock, at about 10 ns each, before the waiting thread sleeps.
 const SPINS: u32 = if IS_MODEL { 0 } else { 64 };
 /// A thread that waits for a lock sleeps this long at a time. A preempted holder of the lock runs
 /// again only after some milliseconds.
@@ -74,14 +74,14 @@ const ENTRIES: usize = 2;
 pub(crate) type Line = [AtomicU64; LINE_WORDS];
 
 pub(crate) struct Index {
-    /// Word 0 of each line is its lock. It protects the line's reach, and a slot is filled only
-    /// under it.
+    /// The lines of the table. Word 0 of each line is its lock, which protects the reach of the
+    /// line. A slot of the line is filled only under this lock.
     lines: SlotArena<LINE_WORDS>,
     count: u32,
     secret: Secret,
     /// The next slot that reclaim examines.
     hand: CachePadded<AtomicU64>,
-    /// The estimate of the load counts every `sample`-th line, a power of two.
+    /// The load is estimated from each line whose number is a multiple of `sample`, a power of two.
     sample: u32,
     counted: ShardedCounter,
     pub(crate) reclaimed: ShardedCounter,
@@ -109,8 +109,8 @@ pub(crate) enum Refused {
     Locked,
 }
 
-/// A proof that its owner holds the lock of a line. Functions that fill a slot take it as an
-/// argument.
+/// A guard that holds the lock of a line. Functions that fill a slot take it as an argument, as a
+/// proof of the lock.
 pub(crate) struct Locked<'a> {
     line: &'a Line,
     _order: Option<order::Held>,
@@ -155,8 +155,9 @@ impl Index {
         (0..self.count * SLOTS).map(|number| self.slot(number))
     }
 
-    /// `look_up` tests the preferred slot first, with a branch of its own. Most pairs are there, so
-    /// the processor predicts a hit and goes on before the cache line has arrived.
+    /// Returns the slot and the state of the pair's entry. Most pairs are in the preferred slot of
+    /// their home line. A separate branch tests that slot, so the processor predicts a hit and goes
+    /// on before the cache line has arrived.
     #[inline(always)]
     pub(crate) fn look_up(&self, home: u32, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
         let [first, _] = self.both(home, pair.1);
@@ -182,8 +183,8 @@ impl Index {
         self.walk(home, self.reach(home), 0, |slot| hold(slot, key))
     }
 
-    /// The caller must have a handle of the entry in slot `after`, so that the entry and its key
-    /// stay.
+    /// Takes a handle of the next entry with `key` after slot `after`. The caller must have a
+    /// handle of the entry in slot `after`, so that this entry and its key stay.
     pub(crate) fn find_behind(&self, key: u64, after: u32) -> Option<(Slot<'_>, State)> {
         let (home, line) = (self.home(key), after / SLOTS);
         let distance = if line < home { line + self.count - home } else { line - home };
@@ -196,7 +197,8 @@ impl Index {
         self.walk(self.line_at(line, 1), left, 0, |slot| hold(slot, key))
     }
 
-    /// Stops at the first result of `probe`. In each line, the slot that `value` prefers is first.
+    /// Calls `probe` for the slots of `line` and of the `further` lines after it, until `probe`
+    /// returns a result. In each line, the slot that `value` prefers is first.
     #[inline(always)]
     pub(crate) fn walk<'a, R>(
         &'a self,
@@ -217,8 +219,8 @@ impl Index {
 
     /// The fast path of `create`. The caller has locked the line `home`.
     ///
-    /// Returns `None` if only the slow path can store the pair: the preferred slot is in use, the
-    /// other slot may have the pair, or searches also read later lines.
+    /// Returns `None` if only the slow path can store the pair. Then the preferred slot is in use,
+    /// the other slot may have the pair, or searches also read later lines.
     #[inline]
     pub(crate) fn enter_at_home(
         &self,
@@ -300,7 +302,7 @@ impl Index {
             let first = if spare.is_none() { from } else { 0 };
             for distance in first..u64::from(WINDOW.min(self.count)) {
                 let line = self.line_at(home, distance as u32);
-                // Most full lines are recognized without their lock.
+                // If all slots of the line are in use, skip it without taking its lock.
                 if spare.is_none() && self.both(line, 0).iter().all(|slot| is_live(*slot)) {
                     continue;
                 }
@@ -387,7 +389,8 @@ impl Index {
     #[cold]
     fn count_entered(&self, line: u32) {
         self.counted.add(1);
-        // To sum a sharded counter, a thread reads a cache line per shard. So few calls do it.
+        // The sum of a sharded counter reads one cache line per shard. So only one in four counted
+        // lines computes the sum.
         let rare = 4 * self.sample;
         let bound = i64::from(self.count * SLOTS / self.sample) * 3 / 4;
         if line & (rare - 1) == 0 && self.counted.sum() > bound {
@@ -455,8 +458,8 @@ impl Index {
         Locked { line, _order }
     }
 
-    /// Does not wait for the lock: the caller already holds that of a home line, and a wait for a
-    /// second one could deadlock.
+    /// Locks a line unless another thread has locked it. Does not wait, because the caller already
+    /// holds the lock of a home line, and a wait for a second lock could deadlock.
     fn try_lock(&self, line: u32) -> Option<Locked<'_>> {
         let line = self.line(line);
         try_lock(line).then(|| Locked { line, _order: None })
@@ -510,7 +513,7 @@ fn entry_in(slot: Slot<'_>, pair: (u64, u64)) -> Option<(Slot<'_>, State)> {
     let state = slots::state(slot.words);
     let (key, value) = slots::pair_of(slot.words);
     let is_it = value == pair.1 && key == pair.0 && state.is_live();
-    // The entry may have been removed after `state` was loaded.
+    // Check the state again, because the entry may have been removed since the first load of it.
     (is_it && slots::is_still(slot.words, state)).then_some((slot, state))
 }
 

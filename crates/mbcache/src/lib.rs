@@ -3,14 +3,14 @@
 //! The index may forget a blob to stay within its memory budget. Then the store merely keeps a
 //! second copy.
 //!
-//! | call | for | lock |
+//! | call | purpose | lock |
 //! |---|---|---|
-//! | [`Mbcache::find_first`], [`Mbcache::find_next`] | handles of values to share | none |
-//! | [`Mbcache::get`] | does a pair exist? marks it as used | none |
-//! | [`Mbcache::create`] | a blob was stored | of one line |
-//! | [`Mbcache::delete_or_get`], [`Busy::wait`] | the last user of a blob leaves | none |
-//! | [`Mbcache::note_users`], [`Entry::note_users`] | a blob is full, or has room | `create`'s |
-//! | [`Mbcache::scan`] | memory is short | none |
+//! | [`Mbcache::find_first`], [`Mbcache::find_next`] | find values to share | none |
+//! | [`Mbcache::get`] | check that a pair exists, and mark it as used | none |
+//! | [`Mbcache::create`] | add the pair of a new blob | that of the home line |
+//! | [`Mbcache::delete_or_get`], [`Busy::wait`] | delete the pair of an unused blob | none |
+//! | [`Mbcache::note_users`], [`Entry::note_users`] | report the users | none, or as `create` |
+//! | [`Mbcache::scan`] | free memory, as a shrinker | none |
 //!
 //! # The protocol
 //! The store counts the users of each blob under its own lock; [`Mbcache`] has an example.

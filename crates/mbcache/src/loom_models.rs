@@ -18,8 +18,8 @@ use crate::slots::{self, COUNT, LIVE, NEXT, REUSABLE, STATE, Spare, State, Words
 const KEY: u64 = 1;
 const LINES: u64 = 4;
 
-/// A thread that uses a found value sets `is_used`, and the thread that frees the value sets
-/// `is_freed`.
+/// The cache of a model, and two flags that show a use of a freed value. A thread that uses a found
+/// value sets `is_used`, and the thread that frees the value sets `is_freed`.
 struct Shared {
     cache: Mbcache,
     is_used: AtomicU64,
@@ -39,7 +39,8 @@ impl Shared {
         shared
     }
 
-    /// Invariant I.1 of `index.rs`: a search for each entry must read enough lines.
+    /// Asserts that the index has `entries` entries, and that searches for each of them read its
+    /// line (invariant I.1 of `index.rs`).
     fn check_counts(&self, entries: u64) {
         assert_eq!(
             self.cache.stats().entries,
@@ -115,7 +116,7 @@ fn control_entry_that_is_completed_later_is_caught() {
         let entered = cache.index.enter_at_home(&locked, home(cache), (KEY, 7));
         let number = entered.expect("the index is empty");
         let words = cache.index.slot(number).words;
-        // ORDERING: Acquire. Strong enough; the planted bug is the second step.
+        // ORDERING: Acquire, which is strong enough. The planted bug is the separate store below.
         let state = words[STATE].load(Ordering::Acquire);
         // ORDERING: Release, which is strong enough. The planted bug is that the entry is completed
         // in a second step.
@@ -234,7 +235,7 @@ fn search_against_change(change: fn(&Mbcache)) -> [usize; 2] {
 }
 
 /// Guarantee G.1 of `lib.rs` and invariant I.1 of `index.rs`: an entry behind its full home line
-/// must be found, even if other entries of its key come and go.
+/// must be found. This holds even if other entries of its key come and go.
 #[test]
 fn entry_behind_its_home_is_found_while_others_come_and_go() {
     assert_all_reached(&search_against_change(|cache| {
@@ -405,7 +406,8 @@ fn control_deletion_in_two_steps_is_caught() {
         if slots::state(words).count() > 0 {
             return false;
         }
-        // ORDERING: AcqRel. Strong enough; the planted bug is the second step.
+        // ORDERING: AcqRel, which is strong enough. The planted bug is that the count was checked
+        // in an earlier step.
         words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         true
     });
@@ -416,7 +418,7 @@ fn control_deletion_in_two_steps_is_caught() {
 fn control_relaxed_deletion_is_caught() {
     find_against_delete(1, |shared| {
         let word = &slot_of(&shared.cache, 1).words[STATE];
-        // ORDERING: Relaxed, all. Wrong on purpose.
+        // ORDERING: Relaxed, for success and failure. Wrong on purpose: this is the planted bug.
         let end = |state| (state & COUNT == 0).then_some(state & slots::GENERATION);
         word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).is_ok()
     });
@@ -486,7 +488,8 @@ fn create_delete_and_shrink_keep_the_counts() {
 fn control_reclaim_in_two_steps_is_caught() {
     create_delete_and_shrink(|cache| {
         let Some((slot, state)) = cache.index.look_up(home(cache), (KEY, 3)) else { return 0 };
-        // ORDERING: AcqRel. Strong enough; the planted bug is the second step.
+        // ORDERING: AcqRel, which is strong enough. The planted bug is that the state was loaded in
+        // an earlier step.
         slot.words[STATE].fetch_and(!LIVE, Ordering::AcqRel);
         assert!(state.is_live());
         cache.index.note_ended(slot.number);
@@ -525,7 +528,7 @@ fn flags_that_are_changed_at_once_are_both_kept() {
 fn control_flag_that_is_changed_in_two_steps_is_caught() {
     flags(|cache| {
         let word = &slot_of(cache, 1).words[STATE];
-        // ORDERING: Acquire. Strong enough; the planted bug is the second step.
+        // ORDERING: Acquire, which is strong enough. The planted bug is the separate store below.
         let state = word.load(Ordering::Acquire);
         // ORDERING: Release, which is strong enough. The planted bug is that a load and a store
         // replace one atomic operation.
@@ -580,7 +583,8 @@ fn control_refill_without_a_fence_is_caught() {
 fn control_slot_that_is_filled_without_a_generation_is_caught() {
     read_against_reuse(|cache| {
         let words = slot_of(cache, 2).words;
-        // ORDERING: Release. Strong enough; the planted bug is the missing generation.
+        // ORDERING: Release for both stores, which is strong enough. The planted bug is the missing
+        // generation.
         words[slots::VALUE].store(4, Ordering::Release);
         words[slots::KEY].store(key_of(cache, home(cache)), Ordering::Release);
     });
@@ -606,15 +610,15 @@ fn put_against_room(put: fn(Entry<'_>)) -> [usize; 2] {
     })
 }
 
-/// A full value may get room while its last handle is dropped. The cache must then still contain
-/// its entry. Trap T39 in `traps.md`.
+/// A full value may lose a user while its last handle is dropped. The value is then not full any
+/// more, and the cache must still contain its entry. Trap T39 in `traps.md`.
 #[test]
 fn entry_that_has_room_again_while_its_last_handle_is_put_is_found() {
     assert_all_reached(&put_against_room(|entry| drop(entry)));
 }
 
 /// Control test: the drop of the last handle removes the entry of a full value in a second step. If
-/// the value gets room in between, the entry is lost.
+/// the value loses a user in between, the entry is lost.
 #[test]
 #[should_panic(expected = "T39: a value with room is not found")]
 fn control_full_entry_that_is_taken_out_in_two_steps_is_caught() {

@@ -21,7 +21,7 @@ mod checked {
 
     pub(crate) struct Held(());
 
-    /// Until the returned value is dropped, a second call by the same thread panics.
+    /// Notes that this thread has locked a home line, until the returned value is dropped.
     ///
     /// # Panics
     /// If this thread has a home line locked already.

@@ -75,7 +75,8 @@ pub(crate) enum Spare {
     Referenced,
 }
 
-/// The effects of a [`put`] on the entry.
+/// The result of [`put`]: whether the entry has ended, and whether the caller must wake waiting
+/// threads.
 pub(crate) struct Put {
     pub(crate) is_ended: bool,
     pub(crate) wakes: bool,
@@ -96,13 +97,15 @@ impl State {
         (self.0 & COUNT) >> COUNT_SHIFT
     }
 
-    /// If two states are live and have one generation, the slot had the same entry both times.
+    /// Returns true if both states belong to the same entry: both are live and have the same
+    /// generation.
     #[inline]
     pub(crate) fn is_same_entry(self, other: State) -> bool {
         (self.0 ^ other.0) & (GENERATION | LIVE) == 0 && self.is_live()
     }
 
-    /// Searches skip full values, and entries for whose last handle a thread waits.
+    /// Returns true if a search may take a handle of the entry. Searches skip full values, and
+    /// entries for whose last handle a thread waits.
     #[inline]
     fn is_findable(self) -> bool {
         let flags = self.0 & (LIVE | REUSABLE | AWAITED);
@@ -110,7 +113,8 @@ impl State {
     }
 }
 
-/// The caller sees the writes that other threads made before they changed the state word.
+/// Loads the state word. The caller then sees the writes that other threads made before they
+/// changed the state word.
 #[inline]
 pub(crate) fn state(words: &Words) -> State {
     // ORDERING(mbcache-fill): Acquire, for the Release store in `fill`. A thread that loads a live
@@ -120,8 +124,9 @@ pub(crate) fn state(words: &Words) -> State {
     State(words[STATE].load(Ordering::Acquire))
 }
 
-/// Without a handle of the entry, another thread may reuse the slot between the two loads. So the
-/// caller must afterwards call [`is_still`], or change the state word by a compare-exchange.
+/// Loads the key and the value. If the caller has no handle of the entry, another thread may reuse
+/// the slot between the two loads. So the caller must afterwards call [`is_still`], or change the
+/// state word by a compare-exchange.
 #[inline]
 pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     // ORDERING: Relaxed. The caller checks the generation in the state word afterwards, by an
@@ -129,19 +134,19 @@ pub(crate) fn pair_of(words: &Words) -> (u64, u64) {
     (words[KEY].load(Ordering::Relaxed), words[VALUE].load(Ordering::Relaxed))
 }
 
-/// True proves that the key and the value that the caller has read since `state` belong to the
-/// entry.
+/// Returns true if the slot still has the entry that it had in `state`. The key and the value that
+/// the caller has read since then belong to that entry.
 #[inline]
 pub(crate) fn is_still(words: &Words, state: State) -> bool {
     // ORDERING(mbcache-refill): Acquire fence, for the Release fence in `fill`. Without it, a new
     // key could be read together with the old generation.
     fence(Ordering::Acquire);
-    // A caller that misses the entry may free its value. So it must first see all writes of threads
-    // that had handles, and the Acquire load in `state` provides that.
+    // If the result is false, the caller misses the entry and may free its value. So it must first
+    // see all writes of threads that had handles. The Acquire load in `state` provides that.
     state.is_same_entry(self::state(words))
 }
 
-/// For invariant S.1, the caller holds the lock of the line of the slot.
+/// Stores a new entry in the slot. For invariant S.1, the caller holds the lock of the slot's line.
 #[inline]
 pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     let before = state(words);
@@ -159,8 +164,8 @@ pub(crate) fn fill(words: &Words, pair: (u64, u64), _locked: &Locked<'_>) {
     words[STATE].store(live, Ordering::Release);
 }
 
-/// Removes an entry, unless a thread has a handle of it or `spare` says that it must stay. The
-/// error is the current state.
+/// Removes an entry, unless a thread has a handle of it. `Spare::Referenced` also spares an entry
+/// that was used recently. The error is the current state.
 #[inline]
 pub(crate) fn end(words: &Words, state: State, spare: Spare) -> Result<(), State> {
     let ended = change(words, state, |now| {
@@ -187,8 +192,9 @@ pub(crate) fn hold(words: &Words, key: u64) -> Option<State> {
     held.ok()
 }
 
-/// The drop of the last handle removes the entry of a full value, and otherwise clears the flag
-/// *awaited*. Both wake the threads that wait until the entry has no handle.
+/// Drops a handle of an entry. The drop of the last handle removes the entry of a full value, and
+/// otherwise clears the flag *awaited*. In both cases the caller wakes the threads that wait until
+/// the entry has no handle.
 #[inline]
 pub(crate) fn put(words: &Words, state: State) -> Put {
     let mut put = Put { is_ended: false, wakes: false };
@@ -207,8 +213,8 @@ pub(crate) fn put(words: &Words, state: State) -> Put {
     put
 }
 
-/// A store would take the cache line away from other processors, so a bit that is set already is
-/// not set again.
+/// Sets the referenced bit. If it is set already, stores nothing: a store would take the cache line
+/// away from other processors.
 #[inline]
 pub(crate) fn touch(words: &Words, state: State) {
     if !state.is_referenced() {
@@ -223,8 +229,8 @@ pub(crate) fn age(words: &Words, state: State) {
     let _ = change(words, state, |now| now.is_same_entry(state).then_some(now.0 & !REFERENCED));
 }
 
-/// Without the flag *reusable*, an entry ends with its last handle, or immediately if it has none.
-/// Returns `None` if the entry had ended before.
+/// Sets or clears the flag *reusable*. Without the flag, an entry ends with its last handle, or
+/// immediately if it has none. Returns `None` if the entry had ended before.
 pub(crate) fn set_reusable(words: &Words, state: State, is_reusable: bool) -> Option<State> {
     let flagged = change(words, state, |now| {
         let next = match (is_reusable, now.count()) {
@@ -260,7 +266,7 @@ pub(crate) fn wake(words: &Words) {
     corewalk_base::park::wake_all(&words[STATE]);
 }
 
-/// One atomic step replaces the state word by the result of `next`. If `next` returns `None`,
+/// Replaces the state word by the result of `next`, in one atomic step. If `next` returns `None`,
 /// nothing is stored, and the error is the current state.
 ///
 /// `seen` comes from an Acquire load, or from an earlier successful change by the caller.
@@ -280,8 +286,8 @@ fn change(
     }
 }
 
-/// Success proves that the slot has had the same entry since `seen` was loaded. So a key and a
-/// value read since then belong to it.
+/// Replaces the state word `seen` by `new`. Success proves that the slot has had the same entry
+/// since `seen` was loaded. So a key and a value that were read since then belong to that entry.
 #[inline(always)]
 fn step(words: &Words, seen: State, new: u64) -> Result<(), State> {
     // ORDERING(mbcache-state): AcqRel. Release: what a thread did with a handle happens before

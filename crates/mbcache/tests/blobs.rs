@@ -138,7 +138,8 @@ impl Store {
         self.free.lock().unwrap().push(number);
     }
 
-    /// Returns the number of the block that has the content afterwards.
+    /// Changes the content of a block that has one user. Returns the number of the block that has
+    /// the new content, which may be another block.
     fn change_in_place(&self, number: u64, content: u64) -> u64 {
         let mut block = self.block(number);
         assert_eq!(block.users, 1);

@@ -89,7 +89,8 @@ fn keys_apart(watched: &Watched, system: &'static System) -> Vec<u64> {
 
 type Recorded = Vec<(&'static str, Vec<Lines>)>;
 
-/// Two runs conflict if one writes a cache line that the other reads or writes. The table shows the
+/// Prints a row of the table for each operation, and returns the number of conflicts. Two runs
+/// conflict if one writes a cache line that the other reads or writes. The table shows the
 /// percentage of pairs of runs without a conflict.
 fn compare(one: &Recorded, other: &Recorded) -> usize {
     let mut conflicts = 0;

@@ -23,7 +23,8 @@ fn control_flags_that_are_changed_in_two_steps_are_lost() {
     let is_lost = AtomicBool::new(false);
     let change = |flag: u64| {
         for change in 1..CHANGES_MAX {
-            // ORDERING: Relaxed. Strong enough; the planted bug is the second step.
+            // ORDERING: Relaxed, which is strong enough. The planted bug is the separate store
+            // below.
             let before = word.load(Ordering::Relaxed);
             if is_lost.load(Ordering::Relaxed) {
                 return;
