@@ -61,8 +61,9 @@ impl Counting {
     /// Reads four counters one after the other, so the result is exact only if no other thread
     /// allocates or frees meanwhile.
     pub fn live(&self) -> Live {
-        // ORDERING: Relaxed. The counts are statistics. Freed memory is read before allocated
-        // memory, so the difference is seldom negative, and a negative one counts as 0.
+        // ORDERING: Relaxed. The counts are statistics. The counts of freed memory are read before
+        // those of allocated memory. So a difference is seldom negative, and a negative one counts
+        // as 0.
         let freed_bytes = self.freed_bytes.load(Ordering::Relaxed);
         let freed_blocks = self.freed_blocks.load(Ordering::Relaxed);
         // ORDERING: Relaxed. The counts are statistics.

@@ -42,8 +42,8 @@ pub fn fchown(_file: &File, _uid: u32, _gid: u32) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
-/// On a kernel without 32-bit system calls, `int 0x80` kills the process. So a child process tries
-/// it.
+/// Returns true if the kernel has 32-bit system calls. A child process tries one, because `int
+/// 0x80` kills a process on a kernel without them.
 #[cfg(target_arch = "x86_64")]
 fn is_possible() -> bool {
     const GETPID: i32 = 20;
@@ -61,7 +61,7 @@ fn is_possible() -> bool {
     ended == child && status == 0
 }
 
-/// Returns the result or a negative errno.
+/// Makes the 32-bit system call `number`, and returns its result or a negative errno.
 ///
 /// # Safety
 ///

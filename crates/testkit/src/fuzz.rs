@@ -5,9 +5,9 @@
 //! The test first runs all of them. Then it repeatedly copies one of them, changes a few bytes of
 //! the copy, and runs it.
 //!
-//! The target returns an answer for each input, for example an error number. The test also picks
-//! from changed inputs that gave a new answer. So the search gets past the first check that refuses
-//! an input.
+//! The target returns an answer for each input, for example an error number. If the answer to a
+//! changed input is new, the test also copies and changes that input. So the search gets past the
+//! first check that refuses an input.
 //!
 //! If the code under test panics, the fuzz test writes the input to a file. It also prints the
 //! command that adds the file to the corpus.
@@ -47,7 +47,7 @@ const TIMES: &str = "COREWALK_FUZZ_TIMES";
 /// A longer input is truncated.
 const LEN_MAX: usize = 1 << 16;
 
-/// Numbers that often are limits in code.
+/// The limits of integer types. The test writes such a number, or one next to it, into an input.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, i32::MAX as u64, u32::MAX as u64, i64::MAX as u64, u64::MAX];
 
@@ -193,9 +193,9 @@ mod tests {
     use super::*;
     use std::panic::catch_unwind;
 
-    /// Random changes alone do not pass three comparisons in a row. The fuzzer must go on with
-    /// inputs that gave new answers.
-    // Miri would take long, and the code is safe.
+    /// The target checks three bytes, one after the other. To pass all checks, the test must go on
+    /// with inputs that gave new answers, since random changes alone do not suffice.
+    // Skip the test in Miri. It would take long there, and the code is safe.
     #[cfg(not(miri))]
     #[test]
     fn inputs_with_new_answers_lead_past_checks() {

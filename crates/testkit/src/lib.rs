@@ -1,7 +1,7 @@
 //! Tools for the tests of the workspace.
 //!
-//! Each module is a tool for one task of a concurrent test: start threads together, repeat a run
-//! from a seed, notice a hang, count outcomes, and check results.
+//! Each module is a tool for one task of a concurrent test. The tasks are: start threads together,
+//! repeat a run from a seed, notice a hang, count outcomes, and check results.
 //!
 //! | module | use it if |
 //! |---|---|
@@ -26,9 +26,10 @@
 //!
 //! # Rules
 //!
-//! - This crate is only a dev-dependency, except of the lab, which starts the same servers. It
-//!   depends on no other crate of the workspace, so that each of them, even `corewalk-base`, can
-//!   use it.
+//! - This crate is only a dev-dependency of other crates. The exception is the lab, the crate with
+//!   the measurements, which starts the same servers as the tests.
+//! - This crate depends on no other crate of the workspace. So each of them, even `corewalk-base`,
+//!   can use it.
 //! - Its atomics and threads are those of the standard library, never those of a model checker (see
 //!   `real.rs`).
 //! - It may have unsafe code, since no program for users contains it.

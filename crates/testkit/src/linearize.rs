@@ -101,13 +101,15 @@ pub trait Spec: Clone + Eq + Hash {
 /// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The search gives up after this number of distinct search states. A search state consists of
-    /// the calls that are already in the sequence, and of the model's state after them.
+    /// Maximum number of distinct search states. A search that reaches more of them gives up. A
+    /// search state consists of the calls that are already in the sequence, and of the model's
+    /// state after them.
     pub states: usize,
 }
 
 impl Default for Limit {
-    /// A search of four million states takes a few seconds and a few hundred MiB.
+    /// Returns a limit of four million states. Such a search takes a few seconds and a few hundred
+    /// MiB.
     fn default() -> Self {
         Self { states: 4_000_000 }
     }
@@ -282,8 +284,9 @@ impl<'h, S: Spec> Search<'h, S> {
         }
     }
 
-    /// The model refuses a call with another result than its own. The search also refuses a call if
-    /// it has already visited this set of calls with this state of the model.
+    /// Tries to append the call `index` to the sequence. Refuses the call if the model does not
+    /// permit its result. Also refuses it if the search has already visited this set of calls with
+    /// this state of the model.
     fn take(&mut self, index: usize) -> Step {
         let call = &self.calls[index];
         let mut next = self.state.clone();
@@ -321,8 +324,8 @@ impl<'h, S: Spec> Search<'h, S> {
 enum Step {
     Taken,
     Refused,
-    /// The next event is the return of a call that is not in the sequence. The remaining calls were
-    /// invoked later, so an earlier choice was wrong.
+    /// No further call can be next, so an earlier choice was wrong. The next event is the return of
+    /// a call that is not in the sequence, and the other calls were invoked later.
     Blocked,
     Exhausted,
 }
@@ -333,7 +336,8 @@ enum Step {
 /// # Invariants
 ///
 /// Node 0 is the head of the ring. Call `i` has the nodes `2 * i + 1` (invocation) and `2 * i + 2`
-/// (return). Nodes must be linked again in the reverse order, because they keep their links.
+/// (return). An unlinked node keeps its own links. So nodes must be linked again in the reverse
+/// order of their unlinking.
 struct EventList {
     next: Vec<usize>,
     prev: Vec<usize>,
@@ -363,7 +367,8 @@ impl EventList {
         2 * call + 2
     }
 
-    /// Returns None for a return or the head of the list.
+    /// Returns the call whose invocation is `node`. Returns None for a return or the head of the
+    /// list.
     fn invoked_call(node: usize) -> Option<usize> {
         (node % 2 == 1).then_some(node / 2)
     }
@@ -540,8 +545,8 @@ mod tests {
             calls.push(Call::finished(0, at, at + 2, Op::Write(value), 0));
             calls.push(Call::finished(1, at + 1, at + 3, Op::Read, value));
         }
-        // In each step, the search copies a set with one bit per call. So the calls are checked in
-        // parts.
+        // In each step, the search copies a set with one bit per call. To keep that set small, the
+        // calls are checked in several histories.
         for part in calls.chunks(2_000) {
             assert!(is_linearizable(part.to_vec()));
         }

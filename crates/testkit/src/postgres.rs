@@ -28,7 +28,8 @@ use crate::require::{Need, skip};
 
 /// The directory in which Debian installs the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// PostgreSQL refuses to run as root. On Debian, this user has no rights.
+/// The user and group ID as which root runs PostgreSQL, since PostgreSQL refuses to run as root. On
+/// Debian, this user has no rights.
 const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(120);
 /// Lines of `postgresql.conf`, which `ALTER SYSTEM` can override.
@@ -260,7 +261,7 @@ impl Postgres {
     /// Kills the server and its processes (SIGKILL).
     pub fn kill(&mut self) {
         let Some(mut server) = self.server.take() else { return };
-        // A stopped parent starts no further process.
+        // Stop the parent first, so that it starts no further process.
         let parent = Pid::from_child(&server);
         let _ = kill_process(parent, Signal::STOP);
         for child in children_of(server.id()) {
@@ -319,7 +320,8 @@ impl Postgres {
                 }
                 thread::sleep(Duration::from_millis(50));
             }
-            // The shared memory of a killed server may still be in use for a moment.
+            // Try again. The server may have ended because the shared memory of a killed server was
+            // still in use.
             let text = fs::read_to_string(&log).unwrap_or_default();
             assert!(started.elapsed() < LIMIT, "the server does not start: {text}");
             thread::sleep(Duration::from_millis(200));

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::real::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::real::thread;
 
-/// PostgreSQL gives its socket this name.
+/// The file name of PostgreSQL's socket.
 const SOCKET: &str = ".s.PGSQL.5432";
 
 /// A running proxy.
@@ -97,7 +97,7 @@ impl Proxy {
         self.state.is_paused.store(false, Ordering::Release);
     }
 
-    /// Delays all further messages, in each direction.
+    /// Delays each further message by `delay`, in both directions.
     pub fn delay(&self, delay: Duration) {
         // ORDERING: Relaxed. It does not matter how soon a thread sees the new delay.
         self.state.delay_us.store(delay.as_micros() as u64, Ordering::Relaxed);
@@ -113,7 +113,8 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.pause(false);
-        // ORDERING: Relaxed. The connection below comes after the store.
+        // ORDERING: Relaxed. The accepting thread loads the flag after the connection below, which
+        // comes after this store.
         self.state.has_ended.store(true, Ordering::Relaxed);
         let _ = UnixStream::connect(self.folder.join(SOCKET));
         let _ = fs::remove_dir_all(&self.folder);
@@ -123,7 +124,7 @@ impl Drop for Proxy {
 fn forward(mut from: UnixStream, mut to: UnixStream, state: &State) {
     let mut buf = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buf) {
-        // ORDERING: Relaxed. Only a cut after this load concerns the message.
+        // ORDERING: Relaxed. Only a cut after this load drops the message.
         let cuts = state.cuts.load(Ordering::Relaxed);
         // ORDERING(cut): Acquire, for the Release store in `cut`. Without it, the thread could see
         // the end of the pause but not the cut, and forward the message.

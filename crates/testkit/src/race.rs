@@ -9,9 +9,10 @@
 //! A race that never happened proves nothing. So a [`Tally`] counts the outcomes, and panics if an
 //! expected one was never reached.
 //!
-//! A deadlock must not hang the whole test run. If the guard of a [`Watchdog`] lives too long, the
-//! watchdog prints the names and states of all threads and aborts the process. A blocked thread
-//! cannot be unwound, and a core file contains the stacks.
+//! A deadlock must not hang the whole test run. So a test creates a [`Watchdog`] and drops it at
+//! its end. If that takes too long, the watchdog prints the names and states of all threads and
+//! aborts the process. It aborts because a blocked thread cannot be unwound, and a core file
+//! contains the stacks.
 //!
 //! # Rejected
 //!
@@ -87,8 +88,8 @@ pub fn run<T: Send>(threads: usize, seed: Seed, body: impl Fn(Racer) -> T + Sync
         .collect()
 }
 
-/// Calls a function if the thread panics, for example to end other threads that would wait for it
-/// for ever.
+/// A guard that calls a function if its thread panics. The function may, for example, end other
+/// threads that would wait for this one for ever.
 ///
 /// # Examples
 /// ```
@@ -246,7 +247,8 @@ impl Drop for Watchdog {
         *self.shared.lock() = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A second panic in a drop would abort the process.
+            // Ignore a panic of the watchdog's thread, because a second panic in a drop would abort
+            // the process.
             let _ = thread.join();
         }
     }

@@ -238,7 +238,7 @@ impl fmt::Display for Finished {
     }
 }
 
-/// A child must never block on a full pipe.
+/// Reads the output of a child on a new thread, so that the child never blocks on a full pipe.
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();

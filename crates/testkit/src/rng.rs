@@ -116,6 +116,8 @@ impl Drop for ReportSeed {
 /// A xorshift64* generator.
 #[derive(Clone, Debug)]
 pub struct Rng {
+    /// The state of the generator.
+    ///
     /// # Invariants
     /// The state is never zero, since xorshift makes only zeros from zero.
     state: u64,

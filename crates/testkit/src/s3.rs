@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::real::thread;
 use crate::require::{Need, skip};
 
-/// The server accepts connections after 1.5 s on an idle machine.
+/// Maximum time until the server accepts connections. It needs 1.5 s on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The name of the access log, which no bucket can have. The log has one line per request.
 const LOG: &str = "LOG";
@@ -118,7 +118,7 @@ impl S3Server {
 
 impl Drop for S3Server {
     fn drop(&mut self) {
-        // An error means that the server has ended already.
+        // Ignore an error. It means that the server has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.folder);

@@ -32,8 +32,8 @@
 //!
 //! # Limits
 //!
-//! Three kinds of stores are not caught: those to shared file mappings, those by the kernel, and
-//! those to memory that C code got from malloc before [`Seal::begin`].
+//! Three kinds of stores are not caught. They are those to shared file mappings, those by the
+//! kernel, and those to memory that C code got from malloc before [`Seal::begin`].
 //!
 //! Source: `mprotect(2)`, `proc_pid_maps(5)`; Clements et al., "The scalable commutativity rule",
 //! 2013.
@@ -103,7 +103,8 @@ impl Seal {
         }
     }
 
-    /// Begins a phase, whose memory [`Phase::protect`] can make read-only.
+    /// Begins a phase of a test. Until it ends, new memory comes from one region, which
+    /// [`Phase::protect`] can make read-only.
     ///
     /// # Panics
     ///
@@ -133,8 +134,8 @@ impl Seal {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Blocks of the region are handed out only during a [`Phase`]. Returns None if the region is
-    /// full, or if the alignment is too large.
+    /// Allocates a block of the region. Returns None outside of a [`Phase`], if the region is full,
+    /// or if the alignment is too large.
     fn bump(&self, layout: Layout) -> Option<*mut u8> {
         // ORDERING(building): Acquire, for the Release store in `begin`, so that the address in
         // `region` is visible. The region is only aligned to a page. So a block with a larger
@@ -285,7 +286,7 @@ pub fn prove<S>(
     let phase = seal.begin();
     // The box puts the system on the heap, which becomes read-only, unlike the stack.
     let system = Box::new(build());
-    // The buffer of `println!` may become read-only.
+    // Do not use `println!`, because its buffer may become read-only.
     write(stdout(), SEALED_LINE.as_bytes()).expect("stdout is open");
     let sealed = phase.protect(Reach::WithStatics);
     match role.as_str() {
@@ -375,7 +376,8 @@ impl Ranges {
         self.iter().any(|range| (range.start..range.end).contains(&address))
     }
 
-    /// A range of `self` may be only partly in `other`, since the kernel merges adjacent mappings.
+    /// Removes from `self` the addresses that are in `other`. A range of `self` may be only partly
+    /// in `other`, since the kernel merges adjacent mappings.
     fn subtract(&mut self, other: &Self) {
         let mut left = Self::EMPTY;
         for range in self.iter() {

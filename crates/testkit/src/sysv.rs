@@ -47,7 +47,7 @@ pub fn unshare_ipc() -> Result<i32, i32> {
     check(unsafe { libc::unshare(libc::CLONE_NEWIPC) })
 }
 
-/// semget(2).
+/// Calls semget(2). Returns the ID of the semaphore set.
 ///
 /// # Errors
 ///
@@ -150,7 +150,7 @@ pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     Ok((result, Stat { ids, mode: u32::from(perm.mode), nsems: ds.sem_nsems, has_otime }))
 }
 
-/// `IPC_SET`.
+/// Calls semctl(2) with `IPC_SET`, which sets the owner and the mode of a semaphore set.
 ///
 /// # Errors
 ///

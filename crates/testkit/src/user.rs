@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Bounds the wait until a process has entered its new namespace.
+/// Number of checks whether a process has entered its new namespace, before the wait fails.
 const TRIES: u32 = 5000;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -24,9 +24,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub struct UserNamespace(File);
 
 impl UserNamespace {
-    /// Makes a user namespace with `count` user IDs and group IDs, from `first` on. They stand for
-    /// the IDs from `outer` on in the current namespace. If this machine forbids it, prints a
-    /// message and returns `None`.
+    /// Makes a user namespace with `count` user IDs and group IDs, from `first` on. These IDs stand
+    /// for `count` IDs of the current namespace, from `outer` on. If this machine forbids user
+    /// namespaces, prints a message and returns `None`.
     ///
     /// # Panics
     ///
@@ -67,7 +67,7 @@ impl UserNamespace {
         None
     }
 
-    /// Returns a command that runs `program` in the namespace, as its user and group `id`, with the
+    /// Returns a command that runs `program` in the namespace as user `id` and group `id`, with the
     /// capabilities that this user has there.
     pub fn command(&self, id: u32, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("nsenter");

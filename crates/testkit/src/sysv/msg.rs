@@ -30,7 +30,7 @@ pub struct Stat {
     pub has_times: [bool; 2],
 }
 
-/// msgget(2).
+/// Calls msgget(2). Returns the ID of the message queue.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     Ok((result, stat))
 }
 
-/// `IPC_SET`.
+/// Calls msgctl(2) with `IPC_SET`, which sets the owner, the mode and the size limit of a queue.
 ///
 /// # Errors
 ///

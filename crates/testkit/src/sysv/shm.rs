@@ -22,7 +22,7 @@ pub struct Stat {
     pub has_times: [bool; 2],
 }
 
-/// shmget(2).
+/// Calls shmget(2). Returns the ID of the segment.
 ///
 /// # Errors
 ///
@@ -50,7 +50,7 @@ pub fn shmat(id: i32, address: usize, flags: i32) -> Result<usize, i32> {
     if mapped.addr() == usize::MAX { Err(errno()) } else { Ok(mapped.addr()) }
 }
 
-/// shmdt(2).
+/// Calls shmdt(2), which detaches the segment at `address`.
 ///
 /// # Errors
 ///
@@ -102,7 +102,7 @@ pub fn stat(id: i32, cmd: i32) -> Result<(i32, Stat), i32> {
     Ok((result, stat))
 }
 
-/// `IPC_SET`.
+/// Calls shmctl(2) with `IPC_SET`, which sets the owner and the mode of a segment.
 ///
 /// # Errors
 ///
