@@ -1,8 +1,8 @@
 //! A shell on a namespace in memory: it walks paths, shows the path of a directory, and mounts.
 //!
-//! How a library operating system or a 9P server uses a [`Vfs`]. `walk` leads from a path to a
-//! file. `walk_parent` leads to the directory in which a new name is made. `getcwd` translates a
-//! place (a mount and a dentry) to its path.
+//! The example shows how a library operating system or a 9P server uses a [`Vfs`]. `walk` resolves
+//! the path of a file. `walk_parent` resolves the path of the directory in which a new name is
+//! made. `getcwd` returns the path of a [`PathRef`] (a mount and a dentry).
 //!
 //! ```sh
 //! printf 'mkdir /a\nwrite /a/f hello\nmv /a /b\ncd /b\npwd\ncat f\n' |
@@ -36,8 +36,8 @@ umount DIR        unmounts it
 path INO          prints a path of the inode with this number
 ";
 
-/// The state of the shell: its credentials and its working directory. The reference on the
-/// directory keeps it usable even if another user renames it.
+/// The state of the shell: its credentials and its working directory. The reference in `at` keeps
+/// the working directory usable even if the directory is renamed.
 struct Shell<'v> {
     vfs: &'v Vfs,
     cred: Cred,

@@ -11,9 +11,9 @@
 //!
 //! The script needs root, and runs some calls as other users.
 //!
-//! The cases are those of the Linux Test Project: setxattr01 to 03, getxattr01 to 03, listxattr01
-//! to 03, removexattr01 and 02, and their variants for links (`l...`) and descriptors (`f...`). The
-//! namespaces and permissions of xattr(7), and ACLs, are covered too.
+//! The cases are those of the Linux Test Project. They are setxattr01 to 03, getxattr01 to 03,
+//! listxattr01 to 03, removexattr01 and 02, and their variants for links (`l...`) and descriptors
+//! (`f...`). The namespaces and permissions of xattr(7), and ACLs, are covered too.
 //!
 //! Source: the manual pages of these calls; xattr(7); acl(5); LTP `testcases/kernel/syscalls`.
 
@@ -324,7 +324,8 @@ impl Script {
                 say(&format!("remove {name}"), removexattr(&mine, name));
             }
             become_root();
-            // Leave an attribute of each class for the next user.
+            // As root, set one attribute per namespace again, so that the next round can read and
+            // remove it.
             for name in ["user.n", "trusted.n", "security.n"] {
                 setxattr(&mine, name, b"of root", SET).expect("root may");
             }
@@ -539,8 +540,8 @@ fn name_of(errno: Errno) -> String {
     name.map_or_else(|| format!("errno {}", errno.raw_os_error()), str::to_owned)
 }
 
-/// Returns the value of an ACL attribute with entries of (tag, permission). An entry of a named
-/// user is for user 1234.
+/// Encodes an ACL as the value of an extended attribute. Each entry is a pair of a tag and a
+/// permission. If the tag is that of a named user, the entry is for user 1234.
 fn acl(entries: &[(u16, u16)]) -> Vec<u8> {
     let mut bytes = 2_u32.to_le_bytes().to_vec();
     for &(tag, permission) in entries {

@@ -1,4 +1,5 @@
-//! The cost and the savings of sharing equal sets of extended attributes in a tmpfs.
+//! Measures how much time and memory a tmpfs saves or loses if it shares equal sets of extended
+//! attributes.
 //!
 //! ```text
 //! xattr_sharing time [THREADS] [SETS]       the workload of xattr-bench, on against off

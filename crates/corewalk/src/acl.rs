@@ -6,14 +6,14 @@
 //!
 //! # Mechanism
 //! The entries are a small slice, sorted by tag and then by id: the order in which acl(5) checks
-//! permissions. The entries of the owner, the owning group and others mirror the permission bits of
-//! the mode.
+//! permissions. The entries of the owner and of others mirror the permission bits of the mode.
 //!
-//! If the ACL has a mask entry, the group bits of the mode mirror the mask. The mask limits the
-//! permissions of named users, of the owning group and of named groups.
+//! The group bits of the mode mirror the entry of the owning group or, if the ACL has a mask entry,
+//! the mask. The mask limits the permissions of named users, of the owning group and of named
+//! groups.
 //!
-//! The stored form of an ACL is version 2 of the `system.posix_acl_*` attributes: a little-endian
-//! `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.
+//! The stored form of an ACL is version 2 of the `system.posix_acl_*` attributes. It is a
+//! little-endian `u32` version, then per entry `u16` tag, `u16` permission, `u32` id.
 //!
 //! # Invariants
 //! - A.1: there is exactly one entry each for owner, owning group and others. There is at most one
@@ -51,7 +51,7 @@ pub const XATTR_ACCESS: &[u8] = b"system.posix_acl_access";
 /// The name of the extended attribute that carries the default ACL.
 pub const XATTR_DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// The only version of the stored form (`POSIX_ACL_XATTR_VERSION`).
+/// The only version of the attribute's format that is accepted (`POSIX_ACL_XATTR_VERSION`).
 const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 8;
@@ -87,8 +87,8 @@ impl Acl {
     /// Returns the ACL with the given entries, which may come in any order.
     ///
     /// # Errors
-    /// `EINVAL` if the ACL lacks a required entry, has a forbidden one, or has an entry twice or
-    /// with a value out of range (invariants A.1 and A.2 of the module).
+    /// `EINVAL` if a required entry is missing, or if an entry is forbidden, occurs twice, or has a
+    /// value out of range. See invariants A.1 and A.2 of the module.
     pub fn new(entries: impl IntoIterator<Item = Entry>) -> Result<Acl, Errno> {
         let mut entries: Vec<Entry> =
             entries.into_iter().map(|e| Entry::new(e.tag, e.perm, e.id)).collect();
@@ -155,8 +155,8 @@ impl Acl {
         &self.entries
     }
 
-    /// Returns the nine permission bits of the ACL: those of the owner, of the mask (or, if there
-    /// is no mask, of the owning group), and of others.
+    /// Returns the nine permission bits of the ACL: those of the owner, of the mask, and of others.
+    /// Without a mask, those of the owning group take its place.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(Tag::Mask).or(self.perm_of(Tag::GroupObj)).unwrap_or(0);
         let user = self.perm_of(Tag::UserObj).unwrap_or(0);
@@ -174,8 +174,9 @@ impl Acl {
         }
     }
 
-    /// Changes the ACL as chmod(2) does: the permission bits in `mode` replace those of the owner,
-    /// of the mask and of others. Without a mask, the group bits replace those of the owning group.
+    /// Changes the ACL as chmod(2) does: the permission bits in `mode` replace the permissions of
+    /// the owner, of the mask and of others. Without a mask, the group bits replace the permissions
+    /// of the owning group.
     #[doc(alias = "posix_acl_chmod")]
     pub fn chmod(&mut self, mode: u32) {
         let group = self.group_class();
@@ -277,10 +278,10 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The id of an entry that needs none (`ACL_UNDEFINED_ID`).
+    /// The id in an entry that names no user and no group (`ACL_UNDEFINED_ID`).
     pub const NO_ID: u32 = u32::MAX;
 
-    /// Returns an entry. `id` is ignored for a tag without one.
+    /// Returns an entry. `id` is ignored unless `tag` is [`Tag::User`] or [`Tag::Group`].
     pub fn new(tag: Tag, perm: u8, id: u32) -> Entry {
         Entry { tag, perm, id: if tag.has_id() { id } else { Entry::NO_ID } }
     }

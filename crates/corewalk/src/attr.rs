@@ -32,15 +32,15 @@ pub mod mode {
 
 /// The usual block size of a file and of a file system, in bytes.
 const BLKSIZE: u32 = 4096;
-/// With `relatime`, a read updates an access time that is at least this many seconds old (one day),
-/// even if the file has not changed.
+/// The age in seconds (one day) at which an access time counts as old. With `relatime`, a read
+/// updates an old access time even if the file has not changed.
 const RELATIME_SECS: i64 = 24 * 60 * 60;
 
 /// The rule by which a read updates the access time; see mount(8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {
-    /// Update the access time if it is not newer than the last change of the file, or if it is a
-    /// day old (`relatime`).
+    /// Update the access time if it is not newer than the modification time and the change time, or
+    /// if it is a day old (`relatime`).
     #[default]
     Relative,
     /// Never (`noatime`).
@@ -95,10 +95,10 @@ pub struct AtimePolicy {
 }
 
 impl AtimePolicy {
-    /// Reads never update the access time.
+    /// The policy under which reads never update the access time (`noatime`).
     pub const NEVER: AtimePolicy = AtimePolicy { directories: Atime::Never, others: Atime::Never };
 
-    /// Returns the setting for files of `kind`.
+    /// Returns the rule for files of `kind`.
     #[inline]
     pub fn of(self, kind: FileKind) -> Atime {
         if kind == FileKind::Directory { self.directories } else { self.others }
@@ -236,7 +236,7 @@ pub struct Attr {
     pub btime: Timespec,
     /// True if the inode has an access ACL that the permission bits in `mode` cannot express.
     pub has_acl: bool,
-    /// How long a client may use these attributes.
+    /// How long a client may use these attributes, and the name under which it found the inode.
     pub ttl: Ttl,
 }
 
@@ -255,16 +255,17 @@ pub struct Attr {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ttl {
-    /// How long a client may use the name under which it found the inode. Used only in answers
-    /// about a name: in the attributes of `lookup`, `make`, `link` and `readdir`.
+    /// How long a client may use the name under which it found the inode. Only the attributes that
+    /// `lookup`, `make`, `link` and `readdir` return need this field, because they belong to a
+    /// name.
     pub entry: Option<Duration>,
     /// For the attributes.
     pub attr: Option<Duration>,
 }
 
 impl Attr {
-    /// Returns the attributes of an empty file with one link, of user and group 0, with all times
-    /// 0. `mode` has its type and permission bits.
+    /// Returns the attributes of an empty file with one link. Its user and group are 0, and all its
+    /// times are 0. `mode` contains the type bits and the permission bits.
     pub fn new(ino: u64, mode: u32) -> Attr {
         let (generation, nlink, uid, gid, rdev) = (0, 1, 0, 0, 0);
         let (size, blocks, blksize) = (0, 0, BLKSIZE);
@@ -402,8 +403,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
-    /// The new change time. If it is None, the back end sets the change time. A FUSE kernel with a
-    /// writeback cache keeps change times itself.
+    /// The new change time. If it is None, the back end sets the change time itself. A FUSE kernel
+    /// with a writeback cache passes a change time, because it keeps change times itself.
     pub ctime: Option<Timespec>,
 }
 
@@ -419,10 +420,10 @@ impl SetAttr {
     }
 
     /// Returns the access, modification and change times of a file after the changes in `self`,
-    /// made at `now`. `before` has the earlier access and modification times.
+    /// made at `now`. `before` contains the earlier access and modification times.
     ///
-    /// A new size sets the modification time to `now`. The change time becomes `now`. Times in the
-    /// fields `mtime` and `ctime` take precedence.
+    /// A new size sets the modification time to `now`, and every change sets the change time to
+    /// `now`. If the field `mtime` or `ctime` is set, its time is used instead.
     ///
     /// # Examples
     /// ```

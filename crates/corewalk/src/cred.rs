@@ -22,7 +22,7 @@ bitflags! {
         const DAC_READ_SEARCH = 1 << 2;
         /// Do what only the owner of a file may do.
         const FOWNER = 1 << 3;
-        /// Keep set-user-ID and set-group-ID bits.
+        /// Keep the set-user-ID and set-group-ID bits of a file that is changed.
         const FSETID = 1 << 4;
         /// Set and clear the inode flags `IMMUTABLE` and `APPEND`.
         const LINUX_IMMUTABLE = 1 << 8;
@@ -94,8 +94,8 @@ impl Cred {
         Cred { uid, gid, groups: groups.to_vec(), caps }
     }
 
-    /// Returns credentials that pass every permission check, with which `uid` and `gid` own new
-    /// files. For a FUSE server whose kernel has already checked the permissions.
+    /// Returns credentials that pass every permission check. New files get the owner `uid` and the
+    /// group `gid`. Meant for a FUSE server whose kernel has already checked the permissions.
     pub fn prechecked(uid: u32, gid: u32) -> Cred {
         Cred { uid, gid, groups: Vec::new(), caps: Caps::all() }
     }
@@ -105,7 +105,7 @@ impl Cred {
         with_caps: caps = Caps;
     }
 
-    /// Returns true if the caller is in `gid`.
+    /// Returns true if `gid` is the group or a supplementary group of the caller.
     pub fn is_in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }

@@ -1,7 +1,7 @@
 //! The dentry cache: the known names of each directory.
 //!
-//! To look up a name, a thread hashes the directory's number and the name, scans one cache line of
-//! the hash table, and compares one dentry. It takes no lock and writes nothing.
+//! To look up a name, a thread hashes the directory's inode number and the name. It scans one cache
+//! line of the hash table, and compares one dentry. It takes no lock and writes nothing.
 //!
 //! A thread that changes a name holds the name's in-lookup lock (`key_lock`). It calls the back end
 //! first, and then changes the cache. Readers see a new name once it is in the hash table, and any
@@ -19,19 +19,19 @@
 //! generation.
 //!
 //! # Guarantees
-//! - C.1: a cached answer comes from the last committed change of the name, or from a fill (an
-//!   answer of the back end that is added to the cache). No change, invalidation or removal of the
-//!   name overlapped that fill (traps T15, T25, P12 in `traps.md`).
+//! - C.1: a cached answer comes from the last committed change of the name, or from a fill. (A fill
+//!   adds an answer of the back end to the cache.) No change, invalidation or removal of the name
+//!   overlapped that fill (traps T15, T25, P12 in `traps.md`).
 //! - C.2: a rename appears at one instant. No reader misses both names, or finds two files under
 //!   one name (traps T12, T13).
-//! - C.3: no thread busy-waits for a dying dentry or inode (trap T47). No back end is
-//!   called under the lock of a dentry, an inode or a table. The last reference to an inode is
-//!   dropped outside of all locks (trap T50).
+//! - C.3: no thread busy-waits for a dying dentry or inode (trap T47). No back end is called under
+//!   the lock of a dentry, an inode or a table. The last reference to an inode is dropped outside
+//!   of all locks (trap T50).
 //!
 //! # Lock order
 //! Locks are taken in this order: in-lookup locks, `topology`, dentry locks (by slot), an inode's
-//! lock. A thread that locks a stripe of the table (a group of buckets) holds no dentry lock,
-//! because a lookup under the stripe's lock may wait for the writer of a dentry.
+//! lock. A thread that locks a stripe of the table (a group of buckets) holds no dentry lock. The
+//! reason is that a lookup under the stripe's lock may wait for the writer of a dentry.
 //!
 //! Source: Linux `fs/dcache.c`, path-lookup.rst; documents 001 and 003.
 
@@ -59,13 +59,14 @@ pub(crate) use change::{DentryInode, Mounted};
 pub(crate) use listings::{ListingMark, Listings};
 pub(crate) use reclaim::Hand;
 
-/// The owner of the dentry cache: the namespace.
+/// The callbacks of the dentry cache. The namespace that owns the cache implements them.
 pub(crate) trait Host: Send + Sync {
-    /// Called when the cache drops an inode. The inode's slot is reused after this method returns.
+    /// Tells the back end that the cache has dropped an inode. The inode's slot is reused after
+    /// this method returns.
     fn forget(&self, superblock: u32, ino: u64, generation: u64, slot: InodeSlot);
 
-    /// The cache is over its memory budget, so it asks the owner to drop its references on the
-    /// inode of `name`. These references keep the cache from evicting the name.
+    /// Asks the owner to drop its references on the inode of `name`, which keep the cache from
+    /// evicting the name. The cache calls this method when it is over its memory budget.
     fn ask_to_forget(&self, superblock: u32, parent: u64, name: Name<'_>);
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct Dcache {
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) negatives: ShardedCounter,
-    /// Dentries of removed names that are still referenced, or have children.
+    /// The number of dentries of removed names that are still referenced, or have children.
     pub(crate) unhashed: ShardedCounter,
     pub(crate) fills: ShardedCounter,
     pub(crate) refused_fills: ShardedCounter,
@@ -151,7 +152,8 @@ impl Dcache {
         LookupKey::new(name, &self.keys)
     }
 
-    /// The caller holds a reference on the directory's dentry.
+    /// Returns the current parent key for children of a directory. The caller holds a reference on
+    /// the directory's dentry.
     #[inline]
     pub(crate) fn key_of_held(&self, slot: DentrySlot) -> ParentKey {
         ParentKey::new(slot, self.dentries.child_generation_now(slot))
@@ -203,8 +205,12 @@ impl Dcache {
         })
     }
 
-    /// Compares only the first dentry whose entry in the hash table matches the name's hash. Calls
-    /// `before` with the dentry's slot before it reads the dentry, so that the caller can prefetch.
+    /// Looks up a component of at most [`SHORT_MAX`] bytes in as few steps as possible, and returns
+    /// its dentry. Compares only the first dentry whose entry in the hash table matches the name's
+    /// hash.
+    ///
+    /// Calls `before` with the dentry's slot before it reads the dentry, so that the caller can
+    /// prefetch.
     #[inline(always)]
     pub(crate) fn find_at_once(
         &self,
@@ -247,8 +253,8 @@ impl Dcache {
     /// Returns None if the name is not cached, is negative, or changes during the call. The caller
     /// then looks up the directory and the name.
     ///
-    /// The answer is right at the instant at which this function loads the parent's count of
-    /// invalidations. The function reads the child's dentry before this instant, and validates it
+    /// The answer is right at the instant at which this function loads the parent's child
+    /// generation. The function reads the child's dentry before this instant, and validates it
     /// afterwards.
     ///
     /// Compares only the first dentry whose entry in the hash table matches the name's hash. The
@@ -306,19 +312,21 @@ impl Dcache {
         None
     }
 
+    /// Returns true if `key` is the current parent key of the directory with the inode number
+    /// `ino`. After a removal of the directory it is not, because the removal changes the child
+    /// generation.
+    ///
     /// `key` comes from a child's dentry, which the caller validates afterwards. A valid child held
     /// a reference on its parent during this function. So the parent's inode number could not
     /// change (invariants D.3 and D.4 of `dentry`).
-    ///
-    /// A removal of the directory changes the child generation, too.
     #[inline]
     fn is_parent(&self, key: ParentKey, ino: u64) -> bool {
         let now = self.dentries.line(key.parent()).directory_words();
         now.ino == ino && now.child_generation as u32 == key.0 as u32
     }
 
-    /// The key does not contain the directory's count of invalidations, so a name keeps its lock
-    /// after an invalidation.
+    /// Returns the key of a name's in-lookup lock. The key does not contain the directory's child
+    /// generation, so a name keeps its lock after an invalidation.
     pub(crate) fn in_lookup_key(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) -> u64 {
         lookup_key.hash.child(u64::from(directory.get()) << 32)
     }
@@ -359,7 +367,9 @@ impl Dcache {
         false
     }
 
-    /// Walks up the parents in a loop, because a recursion in a deep tree would overflow the stack.
+    /// Drops a reference on a dentry. An unhashed dentry without references dies, and drops its
+    /// reference on its parent. The function walks up the parents in a loop, because a recursion in
+    /// a deep tree would overflow the stack.
     pub(crate) fn put(&self, slot: DentrySlot) {
         let mut slot = slot;
         while !slot.is_none() {
@@ -418,7 +428,8 @@ impl Dcache {
         }
     }
 
-    /// The root is its own parent.
+    /// Returns the parent of a dentry, and the sequence under which it was read. The root is its
+    /// own parent.
     pub(crate) fn parent(&self, slot: DentrySlot) -> (DentrySlot, Seq) {
         loop {
             let seen = self.dentries.snapshot(slot);
@@ -439,7 +450,8 @@ impl Dcache {
         }
     }
 
-    /// The caller holds the lock `topology`, so no directory moves.
+    /// Returns true if `slot` is `ancestor` or a directory below it. The caller holds the lock
+    /// `topology`, so no directory moves.
     pub(crate) fn is_subdir(&self, slot: DentrySlot, ancestor: DentrySlot) -> bool {
         let mut at = slot;
         loop {

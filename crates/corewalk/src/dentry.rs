@@ -69,8 +69,8 @@ const COLD_WORDS: usize = 2;
 /// /usr, 14 % are long. The smallest class, half a cache line, holds 91 % of those; the second
 /// holds nearly all others.
 const LONG_WORDS: [usize; 3] = if cfg!(corewalk_loom) { [1, 1, 2] } else { [4, 8, 32] };
-/// A dentry refers to the slot of its long name with one word: the size class shifted left by this
-/// number of bits, and the slot number in the bits below.
+/// A dentry refers to the slot of its long name with one word. The word has the size class, shifted
+/// left by this number of bits, and the slot number in the bits below.
 const LONG_SIZE_SHIFT: u32 = 32;
 
 /// The slots of one namespace, with their dentries and long names. A slot has two halves, one for a
@@ -163,7 +163,8 @@ impl Dentries {
         SeqCount::from_word(&self.words(slot)[0])
     }
 
-    /// The caller validates the snapshot with [`Dentries::is_unchanged`].
+    /// Returns a snapshot of a dentry. Waits while a writer changes the dentry. The caller
+    /// validates the snapshot with [`Dentries::is_unchanged`].
     #[inline]
     pub(crate) fn snapshot(&self, slot: DentrySlot) -> Snapshot {
         let words = self.words(slot);
@@ -175,7 +176,8 @@ impl Dentries {
         Snapshot { seq, key, body }
     }
 
-    /// While a slow writer keeps the sequence odd, the reader sleeps on the dentry's lock.
+    /// Returns the dentry's sequence when no write section is in progress. While a slow writer
+    /// keeps the sequence odd, the reader sleeps on the dentry's lock.
     #[inline]
     pub(crate) fn stable_seq(&self, slot: DentrySlot) -> Seq {
         let seq = self.line(slot).seq();
@@ -234,7 +236,7 @@ impl Dentries {
     #[inline(never)]
     fn is_named_at_length(&self, line: &Line<'_>, body: Body, name: &[u8]) -> bool {
         let (words, inline) = (line.0, long_at(body));
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         if name.len() <= 8 * inline {
             return false;
@@ -288,7 +290,7 @@ impl Dentries {
             if body.is_directory() { DIRECTORY_ROOM } else { INLINE_WORDS }
         };
         let load = |word: &AtomicU64| {
-            // ORDERING: Relaxed. Data of a sequence section.
+            // ORDERING: Relaxed. The dentry's sequence protects this word.
             word.load(Ordering::Relaxed).to_le_bytes()
         };
         let mut put = |i: usize, word: &AtomicU64| {
@@ -306,15 +308,16 @@ impl Dentries {
         }
     }
 
-    /// The caller validates the result, unlike that of [`Dentries::child_generation_now`].
+    /// Returns the child generation of a directory. The caller validates the result with the
+    /// dentry's sequence, unlike that of [`Dentries::child_generation_now`].
     #[inline]
     pub(crate) fn child_generation(&self, slot: DentrySlot) -> u64 {
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         self.words(slot)[WORDS - 1].load(Ordering::Relaxed)
     }
 
-    /// A single word cannot be torn, so it needs no validation. Later loads of the caller happen
-    /// after this load.
+    /// Returns the child generation of a directory. A single word cannot be torn, so the caller
+    /// need not validate it. Later loads of the caller happen after this load.
     #[inline]
     pub(crate) fn child_generation_now(&self, slot: DentrySlot) -> u64 {
         // ORDERING: Acquire. `Dcache::invalidate_directory` stores a new generation after a release
@@ -329,8 +332,8 @@ impl Dentries {
         self.line(slot).directory_words()
     }
 
-    /// The number is mixed into the hashes of the children's names. It does not change while the
-    /// directory's dentry lives (invariant D.3).
+    /// Returns the number that stands for a directory in the hashes of its children's names. It
+    /// does not change while the directory's dentry lives (invariant D.3).
     #[inline]
     pub(crate) fn directory_id(&self, slot: DentrySlot) -> u64 {
         let words = self.words(slot);
@@ -340,7 +343,8 @@ impl Dentries {
         directory_id(body.superblock(), words[WORDS - 2].load(Ordering::Relaxed))
     }
 
-    /// The caller has locked the dentry, or no other thread can find it.
+    /// Returns the words of a dentry that change together. The caller has locked the dentry, or no
+    /// other thread can find it.
     pub(crate) fn image(&self, slot: DentrySlot) -> Image {
         let words = self.words(slot);
         // ORDERING: Relaxed. The caller's lock excludes changes of these words.
@@ -367,7 +371,8 @@ impl Dentries {
         Cold::of(&self.cold.get(slot)[1])
     }
 
-    /// Prefers the slot of the inode `beside`, on which the caller holds a reference.
+    /// Allocates a slot for a dentry, if possible the slot of the inode `beside`, on which the
+    /// caller holds a reference.
     pub(crate) fn alloc(&self, beside: InodeSlot, group: Group) -> Option<DentrySlot> {
         self.count.add(1);
         let slot = self.alloc_half(Half::Dentry, beside.get(), group);
@@ -377,15 +382,16 @@ impl Dentries {
         slot.map(DentrySlot::new)
     }
 
-    /// The other half of the slot may still hold an inode. The next dentry in the slot continues
-    /// with the sequence of the freed dentry, so readers notice the reuse.
+    /// Frees the slot's dentry half; the slot may still hold an inode. The next dentry in the slot
+    /// continues with the sequence of the freed dentry, so readers notice the reuse.
     pub(crate) fn free(&self, slot: DentrySlot) {
         self.count.add(-1);
         self.free_half(Half::Dentry, slot.get());
     }
 
-    /// Prefers the slot of the dentry `beside`, on which the caller holds a reference. A directory
-    /// gets a new slot if possible, so that directories are close together.
+    /// Allocates a slot for an inode, if possible the slot of the dentry `beside`, on which the
+    /// caller holds a reference. A directory gets a new slot if possible, so that directories are
+    /// close together.
     pub(crate) fn alloc_inode(&self, beside: DentrySlot, group: Group) -> Option<InodeSlot> {
         let alloc = |beside: DentrySlot| self.alloc_half(Half::Inode, beside.get(), group);
         let slot = match group {
@@ -399,10 +405,11 @@ impl Dentries {
         self.free_half(Half::Inode, slot.get());
     }
 
-    /// `beside` is the preferred slot, or 0.
+    /// Allocates a half of a slot: that of the slot `beside`, if it is unused, or else that of a
+    /// free slot. `beside` is 0 if no slot is preferred.
     fn alloc_half(&self, half: Half, beside: u32, group: Group) -> Option<u32> {
-        // The caller keeps the other half of the slot `beside` in use, so this slot is not freed
-        // during the call.
+        // The caller holds a reference on the dentry or inode in the slot `beside`, so this slot is
+        // not freed during the call.
         if beside != 0 && self.cold_of(beside).take(half) {
             return Some(beside);
         }
@@ -445,11 +452,12 @@ impl Dentries {
         Some(Image { key, body: Body::new(superblock, inode, name.len(), flags), words })
     }
 
-    /// The caller is inside the dentry's write section (invariant D.1).
+    /// Stores the content of a dentry and returns its earlier content. The caller is inside the
+    /// dentry's write section (invariant D.1).
     pub(crate) fn store(&self, slot: DentrySlot, image: &Image) -> Image {
         let before = self.image(slot);
         let words = self.words(slot);
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         words[1].store(image.key.0, Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         words[2].store(image.body.0, Ordering::Relaxed);
@@ -461,21 +469,22 @@ impl Dentries {
     }
 
     pub(crate) fn store_key(&self, slot: DentrySlot, key: ParentKey) {
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         self.words(slot)[1].store(key.0, Ordering::Relaxed);
     }
 
     pub(crate) fn store_body(&self, slot: DentrySlot, body: Body) {
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         self.words(slot)[2].store(body.0, Ordering::Relaxed);
     }
 
     pub(crate) fn store_child_generation(&self, slot: DentrySlot, child_generation: u64) {
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         self.words(slot)[WORDS - 1].store(child_generation, Ordering::Relaxed);
     }
 
-    /// The caller has replaced `image`, so no dentry refers to that slot any more.
+    /// Frees the slot for the long name of `image`, if it has one. No dentry may refer to this slot
+    /// any more.
     pub(crate) fn drop_image(&self, image: &Image) {
         match image.long() {
             0 => {}
@@ -534,7 +543,7 @@ impl Line<'_> {
     #[inline]
     pub(crate) fn snapshot_now(&self) -> Snapshot {
         let seq = self.seq();
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         let key = ParentKey(self.0[1].load(Ordering::Relaxed));
         // ORDERING: Relaxed. As above.
         let body = Body(self.0[2].load(Ordering::Relaxed));
@@ -548,7 +557,7 @@ impl Line<'_> {
 
     #[inline]
     pub(crate) fn key(&self) -> ParentKey {
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         ParentKey(self.0[1].load(Ordering::Relaxed))
     }
 
@@ -557,7 +566,8 @@ impl Line<'_> {
         !SeqCount::from_word(&self.0[0]).read_retry(seq.0)
     }
 
-    /// The dentry may change meanwhile, so the caller validates it.
+    /// Returns true if the dentry is hashed and has the name of `lookup_key`. The dentry may change
+    /// meanwhile, so the caller validates it.
     #[inline(always)]
     pub(crate) fn is_named(
         &self,
@@ -580,7 +590,7 @@ impl Line<'_> {
     #[inline(always)]
     pub(crate) fn is_named_inline(&self, lookup_key: &LookupKey<'_>) -> bool {
         let (pairs, _) = self.0.as_chunks::<2>();
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         let differ = |i: usize| WordPair::load(&pairs[1 + i]).xor(lookup_key.pairs[i]);
         let first = WordPair::new(NAMED_MASK, u64::MAX);
         let mut difference = differ(0).and(first).or(differ(PAIRS - 1).and(lookup_key.last));
@@ -593,7 +603,7 @@ impl Line<'_> {
     #[inline(always)]
     pub(crate) fn plain(&self, key: ParentKey, lookup_key: &ShortLookupKey) -> Option<Snapshot> {
         let seq = self.seq();
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         let word = |i: usize| self.0[i].load(Ordering::Relaxed);
         // Load each word of the dentry just before its comparison, so that it occupies a register
         // only for a short time.
@@ -606,16 +616,17 @@ impl Line<'_> {
         is_it.then_some(Snapshot { seq, key, body })
     }
 
-    /// The last two words of a directory's dentry are its inode number and its child generation.
+    /// Returns the words of the dentry's name. In a directory's dentry, the last two words are its
+    /// inode number and its child generation instead.
     #[inline]
     pub(crate) fn name_words(&self) -> [u64; INLINE_WORDS] {
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         std::array::from_fn(|i| self.0[3 + i].load(Ordering::Relaxed))
     }
 
     #[inline]
     pub(crate) fn directory_words(&self) -> DirectoryWords {
-        // ORDERING: Relaxed. Data of a sequence section.
+        // ORDERING: Relaxed. The dentry's sequence protects this word.
         let ino = self.0[WORDS - 2].load(Ordering::Relaxed);
         // ORDERING: Relaxed. As above.
         let child_generation = self.0[WORDS - 1].load(Ordering::Relaxed);
@@ -638,8 +649,8 @@ impl NameCopy {
     }
 }
 
-/// Directories have a group, and so memory pages, of their own. They are few, and every path walk
-/// reads some.
+/// Returns the group of slots for a dentry or an inode of `kind`. Directories are few, and every
+/// path walk reads some. So their slots share memory pages, apart from other slots.
 pub(crate) fn group_of(kind: FileKind) -> Group {
     match kind {
         FileKind::Directory => Group::Few,

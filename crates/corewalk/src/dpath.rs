@@ -30,11 +30,12 @@ use crate::slot::{DentrySlot, InodeSlot};
 pub(crate) use path_buffer::PathBuffer;
 
 const OPTIMISTIC_PASSES: u32 = 4;
-/// A translation into a caller's buffer must not allocate memory. So a path with more than `STEPS`
-/// names uses a larger read set on the stack, for `DEEP` names.
+/// The number of names in the large read set of a path translation. A translation into a caller's
+/// buffer must not allocate memory. So for a path with more than `STEPS` names it uses this read
+/// set, which is on the stack.
 const DEEP: usize = 1024;
 
-/// Names of an inode that are translated besides the first.
+/// The maximum number of names of an inode that are translated to paths, besides the first name.
 const OTHER_PATHS_MAX: usize = 8;
 
 /// Tells where a translated path starts, and whether all of its names still exist.
@@ -42,20 +43,20 @@ const OTHER_PATHS_MAX: usize = 8;
 pub enum PathKind {
     /// The path leads from the root to the dentry, and every name on it exists.
     Linked,
-    /// The dentry has been removed. The path is its last one.
+    /// The dentry has been removed. The path is the last one that it had.
     Unlinked,
     /// The dentry is not below the root that the caller passed, so the path starts at the root of
     /// the namespace instead.
     OutsideRoot,
-    /// The dentry is in a tree that is not mounted, from whose root the path starts.
+    /// The dentry is in a tree that is not mounted. The path starts at the root of that tree.
     Unreachable,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum Route<'m> {
     Names(DentrySlot),
-    /// A route across mount points, from a mount and a dentry to a root. None stands for the root
-    /// of the namespace.
+    /// The route from a dentry in a mount up to a root, across mount points. The root is a mount
+    /// number and a dentry, or None for the root of the namespace.
     Mounts((&'m Mount, DentrySlot), Option<(u64, DentrySlot)>),
 }
 
@@ -77,8 +78,9 @@ impl Route<'_> {
 }
 
 impl<const N: usize> PathBuffer<'_, N> {
-    /// All collected names existed at one instant. The caller holds a reference on the dentry at
-    /// which `route` begins.
+    /// Collects the names on `route`, which all existed at one instant. The caller holds a
+    /// reference on the dentry at which `route` begins. If the read set was too small, returns
+    /// names that are not validated (see [`PathBuffer::is_truncated`]).
     pub(crate) fn collect(&mut self, dcache: &Dcache, route: Route<'_>) {
         for _ in 0..OPTIMISTIC_PASSES {
             self.clear();
@@ -134,7 +136,8 @@ fn deep_path_into(
     Ok((buffer.into_buffer()?, kind))
 }
 
-/// Appends a path of an inode, from the root of its file system, whose own path is `/`.
+/// Appends a path of an inode to `out`. The path begins at the root of the inode's file system. The
+/// path of this root is `/`.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -190,17 +193,19 @@ fn collect_alias(
     is_alias && buffer.kind == PathKind::Linked
 }
 
-/// A path of an inode, together with the inodes of all dentries on this path. The first one is the
-/// inode itself, and the last one is the root.
+/// A path of an inode, and the inodes of all dentries on this path. The list begins with the inode
+/// itself and ends with the root.
 pub(crate) struct Chain {
     pub(crate) path: Vec<u8>,
     pub(crate) inodes: Vec<InodeSlot>,
 }
 
-/// All names on the path existed at one instant.
+/// Returns a path of an inode, with the inodes on the path. All names on the path existed at one
+/// instant.
 ///
-/// The caller holds a reference on the inode, and, unless it is a directory, keeps one of its names
-/// in the cache (see [`hold_name`]). No reference on a dentry is taken or dropped.
+/// The caller holds a reference on the inode. If the inode is not a directory, the caller also
+/// keeps one of its names in the cache (see [`hold_name`]). This function takes no reference on a
+/// dentry.
 ///
 /// # Errors
 /// `ENOENT` if the inode has no name.
@@ -208,8 +213,8 @@ pub(crate) fn chain_of_inode(dcache: &Dcache, inode: InodeSlot) -> Result<Chain,
     names_of(dcache, inode, |name| chain_of_name(dcache, name, inode)).ok_or(Errno::NOENT)
 }
 
-/// Returns an alias of an inode, with a reference that keeps the alias in the cache. The alias is
-/// linked below the root.
+/// Returns a dentry of the inode that is linked below the root. The caller gets a reference on the
+/// dentry, which keeps it in the cache.
 pub(crate) fn hold_name(dcache: &Dcache, inode: InodeSlot) -> Option<DentrySlot> {
     names_of(dcache, inode, |name| {
         if !dcache.dentries.lockref(name).get_not_dead() {

@@ -86,8 +86,8 @@ pub struct Make<'a> {
     /// The inherited default ACL of a new directory.
     pub default_acl: Option<Acl>,
     /// The flags of open(2), if the client opens the file right after its creation. A back end may
-    /// use them to create and open in one step. It then keeps the open file for the following
-    /// `open`.
+    /// use them to create and open the file in one step. The back end then keeps the open file for
+    /// the `open` call that follows.
     pub open: Option<u32>,
 }
 
@@ -124,9 +124,9 @@ impl<'a> Make<'a> {
 /// A file system that corewalk serves.
 ///
 /// `open` and `opendir` return a handle of 64 bits. Calls through the open file (`read`, `write`,
-/// `fsync`, `flush` and so on) get it in [`Node::handle`]. `setattr` gets it for ftruncate(2), and
-/// `getattr` in some cases. Linux passes no handle for fstat(2) and fchmod(2). A back end without
-/// open state keeps the default `open` and ignores handles.
+/// `fsync`, `flush` and so on) get the handle in [`Node::handle`]. `setattr` gets the handle for
+/// ftruncate(2), and `getattr` in some cases. Linux passes no handle for fstat(2) and fchmod(2). A
+/// back end without open state keeps the default `open` and ignores handles.
 ///
 /// Below, the *cache* is the [`Vfs`](crate::Vfs) that calls the back end, and a *client* is a
 /// process that uses the files.
@@ -134,10 +134,10 @@ impl<'a> Make<'a> {
 /// # What a back end may rely on
 /// - F.1: two calls for the same name in the same directory never overlap, lookups included. Calls
 ///   for different names may overlap.
-/// - F.2: during a call, the cache holds only in-lookup and attribute locks of the names and
-///   inodes that the call is about, and path locks (rule F.6). So a slow call delays only
-///   operations that need its answer. A panic in a call reaches the server, and waiting threads go
-///   on. A panic in a `forget` during unwinding is caught.
+/// - F.2: during a call, the cache holds only path locks (rule F.6) and the in-lookup and attribute
+///   locks of the call's names and inodes. So a slow call delays only operations that need its
+///   answer. A panic in a call reaches the server, and waiting threads go on. A panic in a `forget`
+///   during unwinding is caught.
 /// - F.3: the kernel or the cache has checked permissions, names are valid, and the kind of file
 ///   fits the call. For example, `read` gets a regular file.
 /// - F.4: each time an inode enters the cache, `forget` is called once, after the last use of the
@@ -164,9 +164,9 @@ impl<'a> Make<'a> {
 /// - If `readdir` reports an entry with attributes, later calls may use its inode without a
 ///   `lookup`. The cache may also ignore the attributes, without a `forget`. So a back end that
 ///   keeps state per looked-up inode reports none.
-/// - During a call, the back end must not call the `Vfs` for the names of that call, nor change the
-///   attributes of its inode through the `Vfs`. Between [`Node::path`] and the end of the call it
-///   must not call the `Vfs` at all.
+/// - During a call, the back end must not call the `Vfs` for the names of that call. It must not
+///   change the attributes of the call's inode through the `Vfs` either. Between [`Node::path`] and
+///   the end of the call it must not call the `Vfs` at all.
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that does not exist
@@ -324,8 +324,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// directory that is not empty; `EINVAL` for an unsupported mode; `ENOSPC`, `EMLINK`, `EXDEV`.
     ///
     /// If the cache does not know the target, it first uses [`RenameMode::NoReplace`]. After
-    /// `EEXIST` it looks `to` up and calls `rename` with [`RenameMode::Replace`]. It does the same
-    /// after `EINVAL` or `ENOSYS`, which a back end without [`RenameMode::NoReplace`] returns.
+    /// `EEXIST` it looks `to` up and calls `rename` with [`RenameMode::Replace`]. A back end
+    /// without [`RenameMode::NoReplace`] returns `EINVAL` or `ENOSYS`, with the same effect.
     fn rename(
         &self,
         from: (Node<'_>, Name<'_>),
@@ -403,8 +403,8 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Returns true if files of the host contain the content of open files
-    /// ([`FileSystem::backing_file`]).
+    /// Returns true if the back end has files of the host for passthrough. Then some open files
+    /// have their content in a file of the host, which [`FileSystem::backing_file`] returns.
     fn has_backing_files(&self) -> bool {
         false
     }
@@ -414,17 +414,18 @@ pub trait FileSystem: Send + Sync + 'static {
     ///
     /// A server calls this at the first open of an inode, and the answer holds until the inode is
     /// not open any more. If the kernel accepts the file (FUSE passthrough), it opens the file
-    /// again for each client. It uses the rights of the server and the flags of the client,
-    /// whatever the access mode of the returned descriptor. The kernel then reads and writes the
-    /// file directly, and calls `read` and `write` only for files with [`OpenFlags::DIRECT_IO`].
+    /// again for each client. The kernel uses the rights of the server and the flags of the client.
+    /// The access mode of the returned descriptor does not matter. The kernel then reads and writes
+    /// the file directly, and calls `read` and `write` only for files with
+    /// [`OpenFlags::DIRECT_IO`].
     fn backing_file(&self, node: Node<'_>) -> Option<Arc<OwnedFd>> {
         None
     }
 
-    /// Called when a client closes a descriptor of an open file. An error becomes that of close(2).
-    /// After dup(2) or fork(2) an open file has several descriptors, so this may be called several
-    /// times. The default is `ENOSYS`: the back end needs no such calls, and a server may skip
-    /// them.
+    /// Lets the back end report an error, such as that of an earlier write, when a client closes a
+    /// descriptor of an open file. The error becomes that of close(2). After dup(2) or fork(2) an
+    /// open file has several descriptors, so this method may be called several times. The default
+    /// is `ENOSYS`: the back end needs no such calls, and a server may skip them.
     fn flush(&self, node: Node<'_>) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -444,8 +445,8 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Returns true if calls of the back end may wait long, for example for another machine. A
     /// server then lets any idle thread take the next request. Otherwise it may bind the requests
-    /// of a processor to one thread, which is faster. Waiting in `fsync` counts in
-    /// [`FileSystem::fsync_waits`] instead.
+    /// of a processor to one thread, which is faster. [`FileSystem::fsync_waits`] tells the same
+    /// about `fsync`.
     fn waits(&self) -> bool {
         true
     }
@@ -456,7 +457,8 @@ pub trait FileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Makes data durable, and attributes unless `data_only`.
+    /// Makes the data of a file durable. Unless `data_only` is true, makes its attributes durable
+    /// too.
     fn fsync(&self, node: Node<'_>, data_only: bool) -> Result<(), Errno> {
         Ok(())
     }
@@ -464,7 +466,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Returns the values of statfs(2).
     fn statfs(&self) -> Result<StatFs, Errno>;
 
-    /// Changes the allocation of a regular file. May fail with `ENOSPC`, `EFBIG` or `EOPNOTSUPP`.
+    /// Allocates or frees blocks of a regular file, as fallocate(2) does. May fail with `ENOSPC`,
+    /// `EFBIG` or `EOPNOTSUPP`.
     fn fallocate(
         &self,
         node: Node<'_>,
@@ -499,8 +502,9 @@ pub trait FileSystem: Send + Sync + 'static {
         }
     }
 
-    /// Returns the whole value of an extended attribute. The server compares it with the client's
-    /// buffer (`ERANGE`). `ENODATA` if the file has no such attribute.
+    /// Returns the whole value of an extended attribute. The back end need not know the size of the
+    /// client's buffer: the server compares the two (`ERANGE`). `ENODATA` if the file has no such
+    /// attribute.
     fn getxattr(&self, node: Node<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         Err(Errno::OPNOTSUPP)
     }
@@ -562,7 +566,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Takes, changes or drops a lock, as `lock.kind` says; see [`FileLock`]. `EAGAIN` if another
     /// owner has a lock that conflicts, `ENOLCK` if there are too many locks. The method does not
     /// wait for that lock. If the client waits, the server calls this method again later, first
-    /// after a few milliseconds, and immediately after it has seen an unlock of the same file.
+    /// after a few milliseconds. After the server has seen an unlock of the same file, it calls the
+    /// method immediately.
     fn set_lock(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         Err(Errno::NOSYS)
     }
@@ -620,7 +625,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// ([`PollWaker`] has an example).
     ///
     /// The default is `ENOSYS`: reads and writes of this back end's files never wait. The server
-    /// then need not ask again. lxcfs is a program that needs this method.
+    /// then need not ask again. An example of a file system that needs this method is lxcfs.
     fn poll(
         &self,
         node: Node<'_>,
@@ -630,8 +635,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NOSYS)
     }
 
-    /// Called when the cache has dropped an inode. This happens once for each time that the inode
-    /// entered the cache (rule F.4).
+    /// Tells the back end that the cache has dropped an inode, so that the back end can free its
+    /// state for the inode. Called once for each time that the inode entered the cache (rule F.4).
     fn forget(&self, ino: u64, generation: u64) {}
 
     /// Returns the `Leases` of a back end that decides how long clients keep its answers. The

@@ -3,15 +3,15 @@
 //! Every [`HashKeys`] has a random seed, so a client that chooses names cannot choose hash buckets
 //! (trap T54 in `traps.md`). With a fixed seed, runs are repeatable.
 //!
-//! The hash of a name alone has two words ([`NameHash`]). One multiplication mixes them with the
-//! number of the directory. So a walk can hash a component while it still looks up the component's
+//! The hash of a name alone has two words ([`NameHash`]). One multiplication mixes these words with
+//! the directory's number. So a walk can hash a component while it still looks up the component's
 //! directory.
 //!
 //! The mixing follows the folded multiply of wyhash and foldhash. Its input is the words of a name,
 //! in the same form in which dentries store them. Each factor of a product contains a secret.
 //!
-//! foldhash 0.2, in contrast to this module, multiplies the words of a long input by a public
-//! constant. So an attacker can construct names that collide under every seed.
+//! foldhash 0.2 multiplies the words of a long input by a public constant. So an attacker can
+//! construct names that collide there under every seed. This module uses only secrets.
 
 use std::hash::BuildHasher;
 
@@ -45,8 +45,8 @@ impl HashKeys {
         }
     }
 
-    /// If the name has at most [`SHORT_WORDS`] words, only the first [`SHORT_WORDS`] elements of
-    /// `words` affect the hash.
+    /// Returns the hash of `name`, whose words are `words`. If the name has at most [`SHORT_WORDS`]
+    /// words, only the first [`SHORT_WORDS`] elements of `words` affect the hash.
     #[inline(always)]
     pub(crate) fn name<const N: usize>(&self, name: &[u8], words: &[u64; N]) -> NameHash {
         let [.., k2, k3, _, _] = self.names;
@@ -66,16 +66,16 @@ impl HashKeys {
     pub(crate) fn short_name(&self, len: usize, words: [u64; SHORT_WORDS]) -> NameHash {
         let [k0, k1, _, _, k4, k5] = self.names;
         let first = fold(words[0] ^ k0, words[1] ^ k1);
-        // `NameHash::child` adds the directory's number to `first`. That number is often as small
-        // as the length. So the length is multiplied by a secret, because otherwise the two numbers
-        // could cancel each other out.
+        // `NameHash::child` adds the directory's number to `first`. Both this number and the length
+        // are often small, and two small numbers could cancel each other out. So multiply the
+        // length by a secret.
         let first = first.wrapping_add((len as u64).wrapping_mul(k4));
         NameHash { first, second: words[2] ^ k5 }
     }
 
-    /// The next four words suffice for nearly all long names, so they are hashed without a branch
-    /// on the length. Each product has a secret in both factors, so that no name can make a factor
-    /// 0.
+    /// Adds the words of a long name after its first `N` words to the hash. Four words suffice for
+    /// nearly all long names, so the first four are hashed without a branch on the length. Each
+    /// product has a secret in both factors, so that no name can make a factor 0.
     #[inline(never)]
     fn rest<const N: usize>(&self, start: NameHash, name: &[u8]) -> NameHash {
         let mut hash = self.four(start.first, name, 8 * N);

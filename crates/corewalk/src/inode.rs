@@ -78,9 +78,9 @@ const GENERATION: usize = 3;
 /// references (dentries and `InodeRef`s). The 33 bits above it count lookups. Both lie in one word,
 /// so `forget` checks and subtracts in one step.
 pub(crate) const LOOKUP: u64 = 1 << 28;
-/// Above this count of internal references, operations fail with `ENFILE`. It is half of the 28-bit
-/// field. The other half is for dentries, and for threads that have not yet checked the incremented
-/// count.
+/// The maximum count of internal references; above it, operations fail with `ENFILE`. It is half of
+/// what the 28-bit field can count. The other half is for dentries, and for threads that have not
+/// yet checked the incremented count.
 pub(crate) const REFS_MAX: u64 = LOOKUP / 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +125,8 @@ pub(crate) struct Inodes {
 
 pub(crate) struct Entered {
     pub(crate) slot: InodeSlot,
-    /// The inode that `slot` has replaced in the table: it has the same number and another
-    /// generation. The caller gets a reference on it.
+    /// The older inode with the same number and another generation, which `slot` has replaced in
+    /// the table. None if there was none. The caller gets a reference on it.
     pub(crate) stale_generation: Option<InodeSlot>,
 }
 
@@ -192,7 +192,7 @@ impl Inodes {
     }
 
     pub(crate) fn superblock(&self, slot: InodeSlot) -> u32 {
-        // ORDERING: Relaxed. Fixed while a reference is held.
+        // ORDERING: Relaxed. The superblock cannot change while the caller holds a reference.
         (self.perm_words(slot)[STATE].load(Ordering::Relaxed) >> 16) as u32 & 0xffff
     }
 
@@ -228,8 +228,9 @@ impl Inodes {
         self.end_change(slot, ticket, None);
     }
 
-    /// If the slot is reused before the reference is taken, calls `stray` with the slot, to drop
-    /// the wrong reference, and tries again.
+    /// Looks up an inode by its number and takes a reference on it. The slot may be reused before
+    /// the reference is taken. Then the function calls `stray` with the slot, which drops the wrong
+    /// reference, and tries again.
     pub(crate) fn get(
         &self,
         superblock: u32,
@@ -257,9 +258,9 @@ impl Inodes {
         }
     }
 
-    /// Takes a reference on each returned inode. Call [`Inodes::get`], which searches the table,
-    /// first. An inode moves from the table to this list, so a search in the other order could miss
-    /// it.
+    /// Returns the inodes with a stale generation of this number, and takes a reference on each.
+    /// The caller first calls [`Inodes::get`], which searches the table. An inode moves from the
+    /// table to the list of stale generations, so a search in the other order could miss it.
     #[inline]
     pub(crate) fn stale_generations(&self, superblock: u32, ino: u64) -> Vec<InodeSlot> {
         self.stale_generations.get(superblock, ino, |slot| self.lockref(slot).get_not_dead())
@@ -342,7 +343,7 @@ impl Inodes {
         Some(Entered { slot, stale_generation })
     }
 
-    /// The inode starts with one reference, which belongs to the caller.
+    /// Initializes a new inode. The inode starts with one reference, which belongs to the caller.
     fn begin_life(&self, superblock: u32, slot: InodeSlot, attr: &Attr, perm: Perm, known: bool) {
         self.count.add(1);
         self.refs.extend_to(slot.get());
@@ -355,7 +356,7 @@ impl Inodes {
         // see the dentry's changed sequence. Otherwise the reader would take this inode for the old
         // one.
         fence(Ordering::Release);
-        // ORDERING: Relaxed. Published by the table entry.
+        // ORDERING: Relaxed. The entry in the table, which is stored later, publishes this word.
         self.ref_words(slot)[1].store(attr.ino, Ordering::Relaxed);
         let state = (u64::from(superblock) << 16) | REFERENCED;
         // ORDERING: Relaxed. As above.
@@ -365,8 +366,8 @@ impl Inodes {
         self.store_perm(slot, perm, known);
     }
 
-    /// Returns true if no reference is left. The caller then tells the back end to forget the
-    /// inode, and calls [`Inodes::free`].
+    /// Drops `n` references. Returns true if no reference is left. The caller then tells the back
+    /// end to forget the inode, and calls [`Inodes::free`].
     #[must_use]
     pub(crate) fn put(&self, slot: InodeSlot, n: u64) -> bool {
         if n > 1 {
@@ -388,7 +389,7 @@ impl Inodes {
         let (superblock, ino) = (self.superblock(slot), self.ino(slot));
         let was_there = self.table.lock(self.keys.inode(superblock, ino) as u32).remove(slot);
         if !was_there {
-            // A newer generation is in the table.
+            // The table has a newer generation of the number, so this inode is in the list.
             self.stale_generations.remove(superblock, ino, slot);
         }
         let gone = self.dying.lock();
@@ -416,7 +417,7 @@ impl Inodes {
     }
 
     /// Makes a dentry the first of the inode's dentries, from which the inode's path is built. The
-    /// back end has just confirmed its name.
+    /// caller knows from the back end that the dentry's name exists, while older names may be gone.
     pub(crate) fn prefer_alias(&self, slot: InodeSlot, dentry: DentrySlot, dentries: &Dentries) {
         if self.alias(slot) == dentry {
             return;
@@ -461,7 +462,9 @@ impl Inodes {
         self.is_only_alias_in_use_locked(slot, dentry, dentries, &guard)
     }
 
-    /// Returns false, and keeps `dentry`, if it is the only dentry of an inode with other users.
+    /// Removes `dentry` from the inode's dentries. Returns false, and keeps it, if it is the only
+    /// dentry of an inode with other users.
+    ///
     /// One lock covers the check and the removal. Otherwise two threads could each see the other's
     /// dentry, and remove both.
     pub(crate) fn remove_alias_unless_needed(
@@ -526,7 +529,7 @@ impl Inodes {
         // which another thread may set at the same time.
         let _ = self.perm_words(slot)[STATE].fetch_update(
             Ordering::Release,
-            // ORDERING: Relaxed. Under the inode's lock.
+            // ORDERING: Relaxed. The inode's lock protects the slot of the first dentry.
             Ordering::Relaxed,
             |word| Some((word & 0xffff_ffff) | (u64::from(dentry.get()) << 32)),
         );
@@ -541,13 +544,14 @@ impl Inodes {
         // load below sees the owner of this version, or a newer one. With Relaxed, a new mode could
         // be returned with an old owner.
         let first = words[MODE].load(Ordering::Acquire);
-        // ORDERING: Relaxed. Data of a section that the version covers.
+        // ORDERING: Relaxed. The version protects this word: the second load of the version, below,
+        // detects a change.
         let owner = words[OWNER].load(Ordering::Relaxed);
         // ORDERING(perm-unknown): Acquire fence. `mark_unknown` makes the version odd and has a
         // fence before a new owner is stored. So after a new `owner`, the load of `again` differs
         // from `first`. Without the fence, a new owner could be returned with an old mode.
         fence(Ordering::Acquire);
-        // ORDERING: Relaxed. Ordered by the fence.
+        // ORDERING: Relaxed. The fence above orders this load after that of the owner.
         let again = words[MODE].load(Ordering::Relaxed);
         (first == again && (first >> VERSION_SHIFT) & 1 == 0).then_some(Perm {
             mode: (first & MODE_MASK) as u32,
@@ -566,7 +570,8 @@ impl Inodes {
 
     #[inline]
     pub(crate) fn is_directory(&self, slot: InodeSlot) -> bool {
-        // ORDERING: Relaxed. As for the kind.
+        // ORDERING: Relaxed. The caller holds a reference, so the type bits of the mode do not
+        // change.
         let mode = self.perm_words(slot)[MODE].load(Ordering::Relaxed) as u32;
         mode & mode::S_IFMT == mode::S_IFDIR
     }
@@ -583,11 +588,12 @@ impl Inodes {
         self.mark_unknown(slot)
     }
 
-    /// `perm` is the back end's answer, or None if the call has failed. The permissions are then
-    /// known if there is an answer and no other change overlapped.
+    /// Ends a change that [`Inodes::begin_change`] has begun. `perm` is the back end's answer, or
+    /// None if the call has failed. Afterwards the permissions are known if there is an answer and
+    /// no other change overlapped.
     pub(crate) fn end_change(&self, slot: InodeSlot, ticket: Ticket, perm: Option<Perm>) {
         let _guard = self.lockref(slot).lock();
-        // ORDERING: Relaxed. Under the inode's lock.
+        // ORDERING: Relaxed. The inode's lock protects the number of running changes.
         self.perm_words(slot)[STATE].fetch_sub(1, Ordering::Relaxed);
         // A lookup may have asked the back end before this change. The new value of `changes` keeps
         // it from storing the old attributes.
@@ -654,9 +660,10 @@ impl Inodes {
     }
 
     fn install_locked(&self, slot: InodeSlot, ticket: Ticket, perm: Perm) -> bool {
-        // ORDERING: Relaxed. Under the inode's lock.
+        // ORDERING: Relaxed. This thread holds the inode's lock, like every thread that writes this
+        // word.
         let version = self.perm_words(slot)[MODE].load(Ordering::Relaxed) >> VERSION_SHIFT;
-        // ORDERING: Relaxed. Under the inode's lock.
+        // ORDERING: Relaxed. The inode's lock protects the number of running changes.
         let changes = self.perm_words(slot)[STATE].load(Ordering::Relaxed) & CHANGES_MASK;
         let is_current = version == ticket.0 && version & 1 == 1 && changes == 0;
         if is_current {
@@ -669,7 +676,8 @@ impl Inodes {
     /// inode's lock.
     fn mark_unknown(&self, slot: InodeSlot) -> Ticket {
         let word = &self.perm_words(slot)[MODE];
-        // ORDERING: Relaxed. Under the inode's lock.
+        // ORDERING: Relaxed. This thread holds the inode's lock, like every thread that writes this
+        // word.
         let before = word.load(Ordering::Relaxed);
         let version = ((before >> VERSION_SHIFT) + 1) | 1;
         let rest = before & (MODE_MASK | HAS_ACL);
@@ -683,8 +691,8 @@ impl Inodes {
         Ticket(version & (u64::MAX >> VERSION_SHIFT))
     }
 
-    /// Continues the version of the slot's last permission record, so that a slot never has the
-    /// same version twice.
+    /// Stores the permissions of a new inode, as known or as unknown. The version continues that of
+    /// the slot's last permission record, so that a slot never has the same version twice.
     fn store_perm(&self, slot: InodeSlot, perm: Perm, known: bool) {
         let Ticket(version) = self.mark_unknown(slot);
         self.store_perm_version(slot, perm, version + u64::from(known));
@@ -692,7 +700,7 @@ impl Inodes {
 
     fn store_perm_version(&self, slot: InodeSlot, perm: Perm, version: u64) {
         let words = self.perm_words(slot);
-        // ORDERING: Relaxed. Data of a section that the version covers.
+        // ORDERING: Relaxed. The store of the version below publishes this word.
         words[OWNER].store((u64::from(perm.uid) << 32) | u64::from(perm.gid), Ordering::Relaxed);
         let acl = if perm.has_acl { HAS_ACL } else { 0 };
         let first = (version << VERSION_SHIFT) | acl | u64::from(perm.mode & 0xffff);

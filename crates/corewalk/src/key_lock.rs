@@ -1,8 +1,8 @@
 //! Locks by key: the in-lookup lock of a name, and the attribute lock of an inode.
 //!
-//! At most one thread at a time asks the back end about a name in a directory: to look it up for
-//! the cache, create, remove or rename it. That thread holds the in-lookup lock of the name, for
-//! which other threads that need the back end's answer wait.
+//! At most one thread at a time calls the back end for a name in a directory. The call looks the
+//! name up for the cache, or creates, removes or renames it. That thread holds the in-lookup lock
+//! of the name. Other threads that need the back end's answer wait for the lock.
 //!
 //! A guard releases the lock when its holder returns, fails or panics (trap T24 in `traps.md`).
 //! Lookups of cached names use no in-lookup locks.
@@ -18,14 +18,14 @@
 //! releases it.
 //!
 //! Three operations need the shard's list: locking a second key, waiting for a locked key, and
-//! cancelling a fill (forbidding the holder to cache an answer). They move the one locked key from
-//! the shard's word to the list, and set the word to [`LISTED`]. From then on all changes are made
-//! under the mutex, until the list is empty and the word is 0.
+//! cancelling a fill. (The cancellation forbids the holder to cache an answer.) These operations
+//! move the one locked key from the shard's word to the list, and set the word to [`LISTED`]. From
+//! then on all changes are made under the mutex, until the list is empty and the word is 0.
 //!
 //! # Invariants
-//! - K.1: a shard's word has one of three values: 0 (no key is locked), a key with [`ALONE`] (only
-//!   this key is locked), or [`LISTED`] (all locked keys are in the list). The word changes to
-//!   [`LISTED`], and from there to 0, only under the mutex.
+//! - K.1: a shard's word has one of three values. With 0, no key is locked. With a key and
+//!   [`ALONE`], only this key is locked. With [`LISTED`], all locked keys are in the list. The word
+//!   changes to [`LISTED`], and from there to 0, only under the mutex.
 //! - K.2: to cancel the fill of a lock's holder, an invalidation moves the lock's key to the list.
 //!   So if the holder finds its key in the word, its fill is not cancelled. It checks that with a
 //!   compare-exchange. A later `cancel_fill` sees everything that the holder did before this
@@ -45,7 +45,7 @@ use corewalk_base::{Condvar, Mutex, OwnLine};
 /// The number of shards for locks that every change of a name takes. It is so large that two
 /// threads with different names seldom write to the same cache line.
 pub(crate) const SHARDS_MANY: usize = if IS_MODEL { 2 } else { 512 };
-/// Shards for locks that are taken seldom.
+/// The number of shards for locks that are taken seldom.
 pub(crate) const SHARDS_FEW: usize = if IS_MODEL { 2 } else { 64 };
 
 /// If this bit of a shard's word is set, exactly one lock of the shard is held, whose key is the
@@ -82,7 +82,7 @@ struct Holder {
 #[must_use]
 pub(crate) struct KeyGuard<'a> {
     locks: &'a KeyLocks,
-    /// The keys that are locked; 0 is none.
+    /// The keys of the held locks. The second key is 0 if only one lock is held.
     keys: [u64; 2],
 }
 
@@ -117,8 +117,9 @@ impl KeyLocks {
         self.shard(key).try_acquire(key).then(|| KeyGuard { locks: self, keys: [key, 0] })
     }
 
-    /// Forbids the holder of the lock of `key`, if there is one, to cache the answer of its current
-    /// or finished call of the back end.
+    /// Cancels the fill of the thread that holds the lock of `key`, if there is such a thread. The
+    /// thread may then not cache the back end's answer, even if the back end's call has already
+    /// returned.
     pub(crate) fn cancel_fill(&self, key: u64) {
         let key = key_of(key);
         let shard = self.shard(key);
@@ -204,8 +205,8 @@ impl Shard {
     #[inline]
     fn is_fill_cancelled(&self, key: u64) -> bool {
         // This thread holds the lock of `key` and has begun to change the cache. Either it sees the
-        // cancellation of its fill, or the cancelling thread sees the change. A load could run
-        // before the change is visible, so use a compare-exchange (invariant K.2).
+        // cancellation of its fill, or the cancelling thread sees the change. A plain load could be
+        // executed before the change is visible, so use a compare-exchange (invariant K.2).
         // ORDERING(key-lock): Release. A thread that later takes the lock, or cancels this fill in
         // `list`, loads the word with Acquire. With Relaxed, it could miss what this thread did
         // before.
@@ -242,8 +243,8 @@ impl Shard {
 impl KeyGuard<'_> {
     /// Returns true if an invalidation forbids the holder to cache the back end's answer.
     ///
-    /// Call this function inside the critical section that changes the name in the cache: under the
-    /// lock of the hash table's stripe, or in a dentry's write section.
+    /// Call this function inside the critical section that changes the name in the cache. That
+    /// section is under the lock of the hash table's stripe, or is a dentry's write section.
     ///
     /// An invalidation that comes later looks the name up, waits until the critical section has
     /// ended, and finds the holder's change.

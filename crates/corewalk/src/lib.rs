@@ -1,20 +1,19 @@
 //! A dentry cache and path walk for user space, with an interface for the file systems below.
 //!
-//! A file server keeps a table of names and inodes. Lookup, forget and rename must be right under
-//! concurrency. This crate is that table. Lookups take no lock, renames block no reader, memory is
-//! bounded, and a back end implements one trait.
+//! A file server keeps a table of names and inodes, in which threads look up, forget and rename
+//! files at the same time. This crate is that table. Lookups take no lock, renames block no reader,
+//! memory is bounded, and a back end implements one trait.
 //!
 //! - A back end implements [`FileSystem`]. [`tmpfs`] is a back end in memory.
 //! - A back end that knows files only by path implements [`PathFileSystem`] instead.
 //! - A server calls [`Vfs`], by inode or by path.
-//! - A server that stores and finds its files itself uses only the table, an [`InodeTable`].
+//! - A server that stores and finds its files itself needs no back end. It uses an [`InodeTable`].
 //! - ARCHITECTURE.md in the repository explains the mechanisms and lists the guarantees.
 //!
 //! # Lock order
-//! Locks are taken in this order: in-lookup locks of names, the attribute lock of an inode, path
-//! locks, `topology`, dentry locks, the lock of an inode. No lock is taken under that of a table's
-//! stripe or an arena's shard. During a call of a [`FileSystem`] only the first three kinds are
-//! held.
+//! Locks are taken in this order: in-lookup locks of names, an inode's attribute lock, path locks,
+//! `topology`, dentry locks, an inode's lock. No lock is taken under that of a table's stripe or an
+//! arena's shard. During a call of a [`FileSystem`] only the first three kinds are held.
 
 #![forbid(unsafe_code)]
 

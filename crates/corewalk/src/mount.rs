@@ -6,8 +6,8 @@
 //!
 //! # Lifetime of a mount
 //!
-//! Each mount except the root mount counts its users: the mount table, and every [`PathRef`] into
-//! it. In one step, an unmount checks that there are no other users, and marks the mount dead. From
+//! Each mount except the root mount counts its users: the mount table, and every `PathRef` into it.
+//! In one step, an unmount checks that there are no other users, and marks the mount dead. From
 //! then on no walk can end in it.
 //!
 //! A walk in progress is not a user of the mount. Its pointer keeps only the memory of the mount
@@ -25,8 +25,8 @@
 //!   under the same lock.
 //!
 //! # Locks
-//! Locks are taken in this order: the in-lookup lock of the mount point's name, the mutex `change`,
-//! the lock of a mount's count or of a dentry. No back end is called under `change`.
+//! The lock order is: the in-lookup lock of the mount point's name, the mutex `change`, the lock of
+//! a mount's count or of a dentry. No back end is called under `change`.
 //!
 //! # What it refuses
 //!
@@ -59,8 +59,8 @@ pub(crate) struct Mount {
     /// The mount point: the parent mount and a dentry in it, with a reference on each. None for the
     /// root mount.
     pub(crate) point: Option<(Arc<Mount>, DentrySlot)>,
-    /// The number of users: one for the mount table, and one per [`MountRef`]. The root mount
-    /// counts none, because it is never unmounted.
+    /// The number of users: one for the mount table, and one per [`MountRef`]. The users of the
+    /// root mount are not counted, because it is never unmounted.
     users: Lockref,
 }
 
@@ -111,10 +111,10 @@ impl Drop for MountRef {
 /// The mounts of a namespace. Analogous to Linux's `struct mnt_namespace`.
 pub(crate) struct Mounts {
     root: OnceLock<Arc<Mount>>,
-    /// Readers are in an RCU section. Written under `change`.
+    /// The mounts by mount point. Threads read the table in an RCU section. Written under `change`.
     table: RcuCell<Table>,
-    /// The id of the last mount. The mutex also protects stores to `table`, and the flag
-    /// `Flags::MOUNTED` of all dentries.
+    /// The id of the mount that was added last. The mutex also protects stores to `table`, and the
+    /// flag `Flags::MOUNTED` of all dentries.
     change: Mutex<u64>,
 }
 
@@ -125,7 +125,7 @@ impl Mounts {
         Mounts { root: OnceLock::new(), table: RcuCell::new(Table::new()), change: Mutex::new(0) }
     }
 
-    /// Called once. The mount takes over the caller's reference on the dentry.
+    /// Sets the root mount, once. The mount takes over the caller's reference on the dentry.
     pub(crate) fn set_root(&self, dentry: DentrySlot) {
         let root = Arc::new(Mount { id: 0, root: dentry, point: None, users: Lockref::new(1) });
         assert!(self.root.set(root).is_ok(), "the root is mounted once");
@@ -154,7 +154,8 @@ impl Mounts {
         self.table.read(&guard).contains_key(&(mount.id, dentry))
     }
 
-    /// The new mount takes over the caller's reference on `root`, the dentry of its root.
+    /// Adds a mount on the dentry `point` of the mount `parent`. The new mount takes over the
+    /// caller's reference on `root`, the dentry of its root.
     ///
     /// Calls `mark` under the mutex `change`, once the mount is in the table. `mark` marks `point`
     /// as a mount point, and takes the mount's reference on it.
@@ -187,9 +188,10 @@ impl Mounts {
         Ok(())
     }
 
-    /// The caller holds the only [`MountRef`] of the mount. `unmark` runs under the mutex `change`,
-    /// and removes the mark of the mount point. The caller then drops the mount's references on its
-    /// mount point and its root.
+    /// Marks a mount dead and removes it from the mount table. The caller holds the only
+    /// [`MountRef`] of the mount. `unmark` runs under the mutex `change`, and removes the mark of
+    /// the mount point. The caller then drops the mount's references on its mount point and its
+    /// root.
     ///
     /// # Errors
     /// `EBUSY` if the mount has other users, or if something is mounted in it. `EINVAL` for the

@@ -77,12 +77,12 @@ impl fmt::Debug for Name<'_> {
 }
 
 const LANES: u64 = 0x0101_0101_0101_0101;
-/// Most names have at most this many words, which are checked without a branch on the name's
-/// length.
+/// The number of words of a name that are checked without a branch on the name's length. Most names
+/// have at most this many words.
 const USUAL_WORDS: usize = 5;
 
-/// In the result, the lowest set bit is the highest bit of the first zero byte of `word`. Returns 0
-/// if there is none.
+/// Searches `word` for zero bytes. The lowest set bit of the result is the highest bit of the first
+/// zero byte. Returns 0 if there is no zero byte.
 #[inline]
 fn zeroes(word: u64) -> u64 {
     word.wrapping_sub(LANES) & !word & (0x80 * LANES)
@@ -121,16 +121,18 @@ pub(crate) fn name_word(name: &[u8], at: usize) -> u64 {
     eight(name, at.min(name.len() - 8))
 }
 
-/// If the name is shorter than eight bytes, each word is the whole name, padded with zeroes. The
-/// only branch tests for such short names, because branches on lengths are often mispredicted.
+/// Returns the words of a name. If the name is shorter than eight bytes, each word is the whole
+/// name, padded with zeroes. The only branch tests for such short names, because branches on
+/// lengths are often mispredicted.
 #[inline(always)]
 pub(crate) fn name_words<const N: usize>(name: &[u8]) -> [u64; N] {
     let Some(last) = name.len().checked_sub(8) else { return [padded(name); N] };
     std::array::from_fn(|i| eight(name, last.min(8 * i)))
 }
 
-/// Tests a fixed number of words, because branches on the length are often mispredicted. In a
-/// shorter name, the last eight bytes are tested several times.
+/// Returns true if the name contains a slash or a NUL. Tests a fixed number of words first, because
+/// branches on the length are often mispredicted. In a shorter name, the last eight bytes are
+/// tested several times.
 #[inline]
 fn has_slash_or_nul(bytes: &[u8]) -> bool {
     let bad = |word: u64| zeroes(word) | zeroes(word ^ (u64::from(b'/') * LANES));
@@ -147,7 +149,8 @@ const GROUP: usize = 64;
 
 pub(crate) struct Slashes<'a> {
     path: &'a [u8],
-    /// Slashes that `next` has not returned yet. Bit i stands for a slash at byte `from + i`.
+    /// A bit for each slash in the current 64 bytes that `next` has not returned yet. Bit i stands
+    /// for a slash at byte `from + i`.
     found: u64,
     from: usize,
 }

@@ -1,4 +1,4 @@
-//! A place in the namespace: a mount and a dentry in it, with a reference on each.
+//! References to files by path: a mount and a dentry in it, with a reference on each.
 
 mod formatting;
 mod mounting;
@@ -13,8 +13,8 @@ use crate::mount::MountRef;
 use crate::slot::DentrySlot;
 use crate::vfs::{InodeRef, Vfs};
 
-/// A place in a namespace, such as a root directory, a working directory or an open file. It is a
-/// mount and a dentry in it, and holds a reference on each.
+/// A reference to a file or directory of a namespace, such as a root directory, a working directory
+/// or an open file. It is a mount and a dentry in it, with a reference on each.
 ///
 /// Analogous to Linux's `struct path`.
 ///
@@ -68,9 +68,9 @@ impl<'v> PathRef<'v> {
     /// Like [`PathRef::path_of`], but writes the path to the end of `buf`, and allocates no memory,
     /// however long the path is. The bytes before the path may be overwritten.
     ///
-    /// The translation validates the names with a list of them on the stack. A path with more names
-    /// than this list can hold is translated again with a list of 1024. For even more names, the
-    /// translation takes the lock that keeps all directories in place.
+    /// The translation keeps a list of the names on the stack, to validate them at its end. If the
+    /// path has more names than this list can hold, the translation starts again with a list for
+    /// 1024 names. For even more names, it takes the lock that keeps all directories in place.
     ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit in `buf`. No NUL follows the path, so a buffer as
@@ -98,8 +98,8 @@ impl<'v> PathRef<'v> {
         Ok((&buf[start..], kind))
     }
 
-    /// Returns true if this mount and dentry is `of`, or is below `of`, at some instant during the
-    /// call. There may be mount points between the two.
+    /// Returns true if `self` is `of`, or is below `of`, at some instant during the call. There may
+    /// be mount points between the two.
     #[must_use]
     pub fn is_subdir(&self, of: &PathRef<'_>) -> bool {
         let mut buffer = PathBuffer::new();
@@ -112,8 +112,8 @@ impl<'v> PathRef<'v> {
         Route::Mounts((&self.mount, self.dentry), root.map(|root| (root.mount.id, root.dentry)))
     }
 
-    /// Returns the dentry's slot number and the slot's generation. These numbers hold no reference,
-    /// so the dentry may be evicted.
+    /// Returns the dentry's slot number and the slot's generation, which together identify the
+    /// dentry. These numbers hold no reference, so the dentry may be evicted.
     pub fn id(&self) -> (u32, u32) {
         (self.dentry.get(), self.vfs.dcache.dentries.cold(self.dentry).generation())
     }

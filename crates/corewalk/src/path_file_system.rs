@@ -5,8 +5,8 @@
 //! - The module `files` keeps the open files and gives each of them a handle.
 //! - The module `listings` gives each name in a directory a cookie, so a back end reports only
 //!   names.
-//! - The cache numbers the files, keeps paths valid during a call (rule F.6 of `FileSystem`), and
-//!   gives an unlinked open file a hidden name
+//! - The cache numbers the files, and keeps paths valid during a call (rule F.6 of `FileSystem`).
+//!   It gives an unlinked open file a hidden name
 //!   ([`Addressing::PathOnly`](crate::Addressing::PathOnly)).
 //!
 //! Source: libfuse `struct fuse_operations`.
@@ -74,7 +74,7 @@ impl<'a> PathEntry<'a> {
 ///   remove the file, or a directory above it.
 /// - A file that is removed or replaced while it is open stays usable. The cache first renames it
 ///   to a hidden name in the root directory, and removes that name when the file is closed.
-/// - The kernel or the cache has checked permissions, names are valid, and the umask, ACLs and the
+/// - The kernel or the cache has checked permissions, and names are valid. The umask, ACLs and the
 ///   rules for the set-group-ID bit have been applied. The back end must run with the rights to
 ///   make each change.
 /// - Two calls for the same name never overlap. All other calls may overlap.

@@ -2,15 +2,14 @@
 //! the reader read it.
 //!
 //! The reader validates the read set at the end. If no sequence has changed, all dentries of the
-//! set existed together at the instant between the last read and the validation (trap T8 in
-//! `traps.md`).
+//! set existed together between the last read and the validation (trap T8 in `traps.md`).
 
 use corewalk_sync::SeqCount;
 
 use crate::dentry::Dentries;
 use crate::slot::{DentrySlot, Seq};
 
-/// Number of steps that need no allocation. Most paths have fewer.
+/// The number of dentries that a read set holds without an allocation. Most paths have fewer.
 pub(crate) const STEPS: usize = 16;
 
 pub(crate) struct ReadSet<const N: usize = STEPS> {
@@ -105,8 +104,9 @@ impl<const N: usize> ReadSet<N> {
     }
 }
 
-/// The inline array of a read set, to which the fast path of a walk appends dentries with their
-/// sequences. When this value is dropped, it stores the new length in the read set.
+/// A view of the inline array of a read set. The fast path of a walk appends dentries and their
+/// sequences to the array. When the view is dropped, it stores the array's new length in the read
+/// set.
 pub(crate) struct InlineSteps<'a, const N: usize = STEPS> {
     read_set: &'a mut ReadSet<N>,
     len: usize,

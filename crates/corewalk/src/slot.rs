@@ -24,8 +24,8 @@ pub(crate) enum OfInode {}
 pub(crate) type DentrySlot = Slot<OfDentry>;
 pub(crate) type InodeSlot = Slot<OfInode>;
 
-/// The sequence of a dentry when a reader read it. If it is odd, a writer was inside its write
-/// section.
+/// The sequence of a dentry when a reader read it. If it is odd, a writer was inside a write
+/// section of the dentry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Seq(pub(crate) u64);

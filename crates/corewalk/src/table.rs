@@ -56,11 +56,11 @@ const ENTRIES: usize = 8;
 const RESTS: usize = 2;
 const SLOTS: usize = 3;
 const LINK: usize = 7;
-/// The low bits of a hash are the number of its stripe (a group of buckets with one lock).
+/// The number of low bits of a hash that select its stripe (a group of buckets with one lock).
 const STRIPE_BITS: u32 = STRIPES.trailing_zeros();
 
 pub(crate) struct Table<K> {
-    /// Buckets in use: [`STRIPES`] to the capacity. Only grows.
+    /// The number of buckets in use, from [`STRIPES`] up to the capacity. It only grows.
     size: Size,
     /// The buckets. Written under the lock of their stripe.
     buckets: SlotArena<WORDS>,
@@ -77,8 +77,8 @@ pub(crate) struct Table<K> {
     kind: PhantomData<K>,
 }
 
-/// The size of a table when a reader loaded it. If the table grows meanwhile, the reader may miss
-/// an entry. A miss without a lock proves nothing anyway.
+/// The size of a table that a reader has loaded for one or more lookups. If the table grows
+/// meanwhile, a lookup may miss an entry. A miss without a lock proves nothing anyway.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     buckets: u32,
@@ -89,7 +89,7 @@ pub(crate) struct Extent {
 /// The upper half is a mask: the smallest power of two that is at least that number, minus 1.
 struct Size(AtomicU64);
 
-/// Protected by the lock of its stripe.
+/// The number of entries in the buckets of a stripe. Protected by the lock of the stripe.
 struct StripeState {
     entries: u32,
 }
@@ -101,8 +101,8 @@ pub(crate) struct Stripe<'a, K> {
 }
 
 impl<K: Copy> Table<K> {
-    /// The table grows when it has `load` entries per bucket. A `load` of 7 takes the least memory;
-    /// at most 6 avoids overflow lines.
+    /// Returns an empty table for `entries_max` entries. It grows when it has `load` entries per
+    /// bucket. A `load` of 7 takes the least memory; at most 6 avoids overflow lines.
     pub(crate) fn new(
         name: &'static str,
         entries_max: u32,
@@ -157,7 +157,8 @@ impl<K: Copy> Table<K> {
         }
     }
 
-    /// Looks only at the first cache line of a bucket. `extent` may be out of date.
+    /// Returns the first slot whose tag matches `hash` in the first cache line of the bucket.
+    /// `extent` may be out of date.
     #[inline(always)]
     pub(crate) fn first_within(&self, extent: Extent, hash: u32) -> Option<Slot<K>> {
         let line = self.buckets.get(extent.bucket_of(hash));
@@ -173,7 +174,8 @@ impl<K: Copy> Table<K> {
         self.insert_if(hash, slot, |_| Some(()));
     }
 
-    /// `look` runs under the stripe's lock, before the insertion.
+    /// Inserts an entry if `look` returns Some, and returns the result of `look`. `look` runs under
+    /// the stripe's lock, before the insertion.
     pub(crate) fn insert_if<R>(
         &self,
         hash: u32,
@@ -191,6 +193,8 @@ impl<K: Copy> Table<K> {
         Some(seen)
     }
 
+    /// Removes the entry of `slot` for `hash`.
+    ///
     /// # Panics
     /// Panics if the table has no such entry.
     pub(crate) fn remove(&self, hash: u32, slot: Slot<K>) {
@@ -211,7 +215,8 @@ impl<K: Copy> Table<K> {
         (u64::from(self.size.get()) + self.overflow.in_use()) * (WORDS as u64) * 8
     }
 
-    /// The caller holds the mutex `grow`. Returns false if the table cannot grow any more.
+    /// Splits one bucket in two. Returns false if the table cannot grow any more. The caller holds
+    /// the mutex `grow`.
     fn split(&self) -> bool {
         let new = self.size.get();
         if new >= self.buckets.max_slots() {
@@ -245,7 +250,8 @@ impl<K: Copy> Table<K> {
 }
 
 impl<K: Copy> Stripe<'_, K> {
-    /// The stripe is locked, so no entry is missed.
+    /// Calls `probe` as [`Table::find`] does. This thread holds the stripe's lock, so no entry is
+    /// missed.
     pub(crate) fn find<R>(&self, probe: impl FnMut(Slot<K>) -> Option<R>) -> Option<R> {
         self.table.find(self.hash, probe)
     }
@@ -416,13 +422,13 @@ fn slot_at(line: &Line, lane: Lane) -> u32 {
 }
 
 fn slot_of(line: &Line, entry: usize) -> u32 {
-    // ORDERING: Relaxed. Written only under the stripe's lock.
+    // ORDERING: Relaxed. The caller holds the stripe's lock, under which this word is written.
     let pair = line[SLOTS + entry / 2].load(Ordering::Relaxed);
     (pair >> (32 * (entry % 2))) as u32
 }
 
 fn rest_of(line: &Line, entry: usize) -> u8 {
-    // ORDERING: Relaxed. Read under the stripe's lock only.
+    // ORDERING: Relaxed. The caller holds the stripe's lock, under which this word is written.
     (line[RESTS].load(Ordering::Relaxed) >> (8 * entry)) as u8
 }
 
@@ -431,24 +437,25 @@ fn rest(hash: u32) -> u8 {
 }
 
 fn hash_of(line: &Line, entry: usize, bucket: u32) -> u32 {
-    // ORDERING: Relaxed. Written only under the stripe's lock.
+    // ORDERING: Relaxed. The caller holds the stripe's lock, under which this word is written.
     let tag = (line[entry / 4].load(Ordering::Relaxed) >> (16 * (entry % 4))) as u16;
     let low = bucket & (STRIPES - 1);
     (u32::from(tag) << 16) | (u32::from(rest_of(line, entry)) << STRIPE_BITS) | low
 }
 
-/// Stores the tag last, so a reader that finds the tag also finds the slot number.
+/// Stores an entry in an unused position. The tag is stored last, so a reader that finds the tag
+/// also finds the slot number.
 fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
     store_slot(line, entry, slot);
     let rests = &line[RESTS];
     let (shift, mask) = (8 * entry, 0xff << (8 * entry));
-    // ORDERING: Relaxed. Read and written only under the stripe's lock.
+    // ORDERING: Relaxed. This word is read and written only under the stripe's lock.
     let word = rests.load(Ordering::Relaxed) & !mask;
     // ORDERING: Relaxed. As above.
     rests.store(word | (u64::from(rest(hash)) << shift), Ordering::Relaxed);
     let tags = &line[entry / 4];
     let (shift, mask) = (16 * (entry % 4), 0xffff << (16 * (entry % 4)));
-    // ORDERING: Relaxed. Written only under the stripe's lock.
+    // ORDERING: Relaxed. The caller holds the stripe's lock, under which this word is written.
     let word = tags.load(Ordering::Relaxed) & !mask;
     // ORDERING(table-entry): Release. `matches` loads the tag with Acquire. With Relaxed, a reader
     // that finds the tag could miss the slot number or the slot's content.
@@ -459,7 +466,7 @@ fn store_entry(line: &Line, entry: usize, hash: u32, slot: u32) {
 fn store_slot(line: &Line, entry: usize, slot: u32) {
     let pair = &line[SLOTS + entry / 2];
     let (shift, mask) = (32 * (entry % 2), 0xffff_ffff << (32 * (entry % 2)));
-    // ORDERING: Relaxed. Written only under the stripe's lock.
+    // ORDERING: Relaxed. The caller holds the stripe's lock, under which this word is written.
     let word = pair.load(Ordering::Relaxed) & !mask;
     // ORDERING(table-slot): Release. `slot_at` loads the slot number with Acquire. With Relaxed, a
     // reader of the slot number could miss the slot's content.

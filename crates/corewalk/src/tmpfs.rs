@@ -5,9 +5,9 @@
 //! [`FileSystem`]: each call gets one name, and makes no path walk and no permission check.
 //!
 //! # Mechanism
-//! There is no global lock, and changes in different directories write no common memory. An inode
-//! number leads without a lock to a slot of an array (`table`). Each slot has one inode with one
-//! lock, which protects all but the bytes of a file (`inode`).
+//! There is no global lock, and changes in different directories write no common memory. The module
+//! `table` finds the slot of an inode by its number, without a lock. Each slot has one inode and
+//! its lock. This lock protects everything but the bytes of a file (module `inode`).
 //!
 //! - A directory (`dir`) gives each entry a cookie that stays valid while the directory changes.
 //! - A file (`data`, `pages`) has pages of 4096 bytes and tracks holes exactly.
@@ -84,10 +84,11 @@ mod pages;
 mod table;
 mod xattr;
 
-/// The number of entries that `readdir` copies at a time under the directory's lock. The first
-/// batch of a call is the smallest, because a caller with a small buffer takes no more.
+/// The smallest and the largest number of entries that `readdir` copies at a time under the
+/// directory's lock. The first batch of a call is the smallest, because a caller with a small
+/// buffer takes no more.
 const BATCH_ENTRIES: std::ops::RangeInclusive<usize> = 32..=512;
-/// Freed bytes after which the memory is returned to the system.
+/// The minimum number of freed bytes before their memory is returned to the system.
 const TRIM_BYTES: u64 = 8 << 20;
 /// The size that statfs(2) reports without a limit: 1 PiB.
 const UNLIMITED_BYTES: u64 = 1 << 50;
@@ -99,7 +100,7 @@ const UNLIMITED_INODES: u64 = 1 << 40;
 /// # Invariants
 /// - S.1: `space` is the memory of all pages, long link targets and extended attributes, in bytes.
 /// - S.2: `inodes` is the number of inodes in `table` without the root directory, plus one for each
-///   further name of an inode that has several names.
+///   further name of an inode.
 #[doc(alias = "shmem")]
 pub struct Tmpfs {
     table: InodeTable,
@@ -113,7 +114,7 @@ pub struct Tmpfs {
     bytes_max: AtomicU64,
 }
 
-/// The options of a [`Tmpfs`], after the mount options of tmpfs(5).
+/// The options of a [`Tmpfs`]. They are like the mount options of tmpfs(5).
 ///
 /// # Examples
 /// ```
@@ -139,7 +140,7 @@ pub struct TmpfsOptions {
     pub root_uid: u32,
     /// The group of the root directory (`gid=`).
     pub root_gid: u32,
-    /// Store equal sets of extended attributes and ACLs once (mount options `mbcache`,
+    /// True if equal sets of extended attributes and ACLs are stored once (mount options `mbcache`,
     /// `no_mbcache`). A shared set is charged once. A change of one file's attributes may have to
     /// copy a shared set. That includes the removal of an attribute and the chmod of a file with an
     /// ACL. If there is no space for the copy, the change fails with `ENOSPC`.
@@ -212,8 +213,8 @@ impl Tmpfs {
     }
 
     /// De-duplicates all queued sets of extended attributes and ACLs now. A set is queued if its
-    /// inode changes repeatedly. Without this call it waits until the next `maintain`, or until
-    /// space runs out. Returns the number of inodes that were queued.
+    /// inode changes repeatedly. Without this call, the set stays queued until the next `maintain`,
+    /// or until space runs out. Returns the number of inodes that were queued.
     ///
     /// A caller that runs no server should call this or `maintain` now and then: up to 4096 inodes
     /// stay queued otherwise.
@@ -248,12 +249,12 @@ impl Tmpfs {
         count
     }
 
-    /// Runs `step`, which must hold no lock when it fails. If the budget `space` refuses it,
-    /// de-duplicates all queued sets of extended attributes and runs `step` again. A failure for
-    /// another reason, such as too many names, is not retried.
+    /// Runs `step`, which must hold no lock when it fails. If `step` fails because the budget
+    /// `space` is used up, de-duplicates all queued sets of extended attributes and runs `step`
+    /// again. A failure for another reason, such as too many names, is not retried.
     fn retry_after_sharing<T>(&self, step: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        // De-duplication can free space only if a set was queued before or after `step`. If another
-        // thread has emptied the queue meanwhile, a retry may find enough space.
+        // A retry makes sense only if a set was queued before or after `step`. If it was queued
+        // before, another thread may have de-duplicated it meanwhile, which also frees space.
         let (refusals, queued) = (self.space.refusals(), self.xattrs.queued());
         match step() {
             Err(Errno::NOSPC)
@@ -314,7 +315,9 @@ impl Tmpfs {
         }
     }
 
-    /// stat(2) never sees the change of the content without that of the inode.
+    /// Changes the content of a file by `change`, then the inode's size and, by `finish`, its other
+    /// attributes. The changes of the inode are made under one lock, so stat(2) sees all or none of
+    /// them.
     ///
     /// # Errors
     /// `EISDIR` for a directory, `EINVAL` for another kind, and the errors of `change`.
@@ -365,7 +368,8 @@ impl Tmpfs {
         Ok(inode.attr())
     }
 
-    /// Fails with `ENOSPC` if a copy of a shared ACL finds no space.
+    /// Applies a new mode to the access ACL of an inode, if it has one. Fails with `ENOSPC` if a
+    /// copy of a shared ACL finds no space.
     fn chmod_acl(&self, inode: &mut Inode, mode: Option<u32>, now: Timespec) -> Result<(), Errno> {
         let Some(mode) = mode else { return Ok(()) };
         let Some(acl) = inode.attributes.acl(AclKind::Access) else { return Ok(()) };
@@ -383,7 +387,8 @@ impl Tmpfs {
         if most.saturating_sub(bytes) >= TRIM_BYTES.max(bytes / 8) {
             // ORDERING: Relaxed. As above.
             self.bytes_max.store(bytes, Ordering::Relaxed);
-            // Afterwards the memory of the freed slots is in the allocator.
+            // Wait until the memory of the freed slots is in the allocator, so that it can be
+            // returned to the system too.
             rcu::synchronize();
             heap::give_back_freed();
         }
@@ -393,7 +398,7 @@ impl Tmpfs {
         let ino = inode.ino();
         if inode.attributes.is_atime_updated(self.atime.of(inode.kind()), now()) {
             drop(inode);
-            // A removed inode has no access time.
+            // If the inode was removed meanwhile, it has no access time to update.
             if let Ok(mut inode) = table.write(ino) {
                 inode.attributes.touch_read(now());
             }

@@ -3,8 +3,8 @@
 //! A [`Vfs`] puts a dentry cache, permission checks, mounts and reference counts in front of a
 //! [`FileSystem`]. It has two interfaces:
 //! - By inode. An [`InodeRef`] is a counted inode; `lookup`, `make`, `remove`, `rename` and the
-//!   other operations take one and a name. FUSE, virtiofs and NFS servers use this interface,
-//!   because their kernels and clients hold inode numbers.
+//!   other operations take an `InodeRef` and a name. FUSE, virtiofs and NFS servers use this
+//!   interface, because their kernels and clients hold inode numbers.
 //! - By path, for 9P servers and library operating systems. `walk` resolves a whole path.
 //!
 //! # Guarantees
@@ -67,8 +67,8 @@ use numbers::Numbers;
 use paths::Paths;
 use rename::{InFlightMoves, InFlightRenames};
 
-/// At this many lookups an inode's lookup count is saturated: only [`Vfs::forget_all`] resets it.
-/// So a client that never forgets cannot make it overflow.
+/// The number of lookups at which an inode's lookup count is saturated: then only
+/// [`Vfs::forget_all`] resets the count. So a client that never forgets cannot make it overflow.
 const LOOKUPS_MAX: u64 = 1 << 32;
 /// Maximum number of file systems that a namespace can mount during its life; see [`Vfs::mount`].
 const SUPERBLOCKS_MAX: usize = 1024;
@@ -83,8 +83,8 @@ const SUPERBLOCKS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct VfsOptions {
-    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps below it as
-    /// long as there are unused entries.
+    /// The memory limit for dentries, inodes, names and tables, in bytes. Reclaim keeps the memory
+    /// below this limit as long as there are unused entries.
     pub cache_bytes: u64,
     /// Maximum number of dentries, and also of inodes. The namespace reserves address space for
     /// them, but no memory. Beyond this number, operations fail with `ENOMEM`.
@@ -137,8 +137,9 @@ impl Default for VfsOptions {
 /// # Ok::<(), corewalk::Errno>(())
 /// ```
 pub trait Pressure: Send + Sync {
-    /// Called when reclaim cannot evict the entry `name` of the directory `parent`, because the
-    /// client still holds lookups of its inode. The server should make the client forget the inode.
+    /// Asks the server to make its client forget the inode of the entry `name` in the directory
+    /// `parent`. Called when reclaim cannot evict the entry, because the client still holds lookups
+    /// of the inode.
     fn please_forget(&self, parent: u64, name: Name<'_>);
 }
 
@@ -153,7 +154,7 @@ pub struct Pinned<'a> {
     pub ino: u64,
     /// The kind of file.
     pub kind: FileKind,
-    /// The inode number of its directory.
+    /// The inode number of the entry's directory.
     pub parent: u64,
     /// Its name in that directory.
     pub name: Name<'a>,
@@ -199,9 +200,10 @@ pub(crate) struct Superblock {
     numbers: Option<Numbers>,
 }
 
-/// No file system is removed, so the superblock index in an inode stays valid.
+/// The file systems of a namespace. No file system is removed, so the superblock index in an inode
+/// stays valid.
 pub(crate) struct Supers {
-    /// Each element is written once, under `used`.
+    /// The file systems by superblock index. Each element is written once, under `used`.
     list: Box<[OnceLock<Superblock>]>,
     /// The number of superblocks in `list`. Protected by its own mutex.
     used: Mutex<u32>,
@@ -209,7 +211,7 @@ pub(crate) struct Supers {
 }
 
 impl Vfs {
-    /// Returns a namespace whose root is that of `fs`.
+    /// Returns a namespace. Its root directory is the root of `fs`.
     ///
     /// # Errors
     /// - The errors of `fs.root()`; `ENOTDIR` if the root is not a directory.
@@ -297,7 +299,8 @@ impl Vfs {
         self.supers.get(self.dcache.inodes.superblock(inode))
     }
 
-    /// Returns its root dentry with a reference for the caller.
+    /// Adds a file system to the namespace. Returns the dentry of its root, with a reference for
+    /// the caller.
     ///
     /// # Errors
     /// `ENFILE` after 1024 file systems; `ENOMEM`.
@@ -370,7 +373,8 @@ impl fmt::Debug for Vfs {
     }
 }
 
-/// The statistics of a namespace: numbers of entries or events, and bytes where the name says so.
+/// The statistics of a namespace. Most fields count entries or events. The fields with `bytes` in
+/// their name are sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -395,8 +399,8 @@ pub struct Stats {
     /// Failed lock-free attempts of walks and path translations: a dentry that was read has changed
     /// before the end of the attempt.
     pub retries: u64,
-    /// Walks and path translations that gave up after several failed lock-free attempts. Such a
-    /// walk fell back to ref-walk. Such a translation blocked renames of directories.
+    /// Walks and path translations that gave up lock-free attempts after several of them had
+    /// failed. Such a walk became a ref-walk. Such a translation blocked renames of directories.
     pub fallbacks: u64,
     /// Renames and exchanges.
     pub renames: u64,
@@ -445,7 +449,8 @@ impl<'v> InodeRef<'v> {
     }
 
     /// Turns the reference into one lookup that a client holds, and returns the inode number.
-    /// [`Vfs::forget`] returns it. A FUSE server calls this for each entry in a reply (`nlookup`).
+    /// [`Vfs::forget`] drops the lookup. A FUSE server calls this for each entry in a reply
+    /// (`nlookup`).
     #[inline]
     pub fn into_lookups(self) -> u64 {
         let ino = self.ino();
@@ -458,7 +463,7 @@ impl<'v> InodeRef<'v> {
         ino
     }
 
-    /// Drops this reference and fails if the inode has too many.
+    /// Returns this reference, or drops it and fails if the inode has too many references.
     ///
     /// # Errors
     /// `ENFILE` above the limit of references.
@@ -641,9 +646,9 @@ mod tests {
         assert_eq!(inode_of(moved), []);
     }
 
-    /// A cached name stores the lower half of its directory's count of invalidations. A lookup
-    /// finds the name only if the stored half is current. When the lower half wraps around, names
-    /// that were cached long before must not be found. Trap T32 in `traps.md`.
+    /// A cached name stores the lower half of its directory's child generation. A lookup finds the
+    /// name only if the stored half is current. When the lower half wraps around, names that were
+    /// cached long before must not be found. Trap T32 in `traps.md`.
     #[test]
     fn name_from_before_a_generation_wrap_is_not_found() {
         let vfs = new();

@@ -1,4 +1,4 @@
-//! The path walk: from a pathname to a place.
+//! The path walk: from a pathname to a file or directory.
 //!
 //! A walk starts in **rcu-walk** mode. It looks up each component without a lock, a reference or a
 //! store, and adds each dentry with its sequence to a read set. At the end it validates the read
@@ -44,7 +44,7 @@ use crate::vfs::{DentryAndInode, Vfs};
 /// The maximum number of symbolic links that one walk follows. If a path has more, the walk fails
 /// with `ELOOP`, as on Linux.
 pub const SYMLINKS_MAX: u32 = 40;
-/// Number of passes in rcu-walk before the walk becomes a ref-walk.
+/// The maximum number of passes in rcu-walk. Then the walk becomes a ref-walk.
 const RCU_PASSES: u32 = 16;
 
 bitflags! {
@@ -93,7 +93,7 @@ bitflags! {
 pub struct FsStruct<'v> {
     /// The directory at which absolute paths start. `..` does not lead above it.
     pub root: PathRef<'v>,
-    /// The place at which relative paths start.
+    /// The directory at which relative paths start.
     pub cwd: PathRef<'v>,
 }
 
@@ -128,7 +128,7 @@ pub(crate) enum Mode {
     Ref,
 }
 
-/// The position of a walk.
+/// The state of a walk: its position, its flags, and the dentries that it has passed.
 ///
 /// Analogous to Linux's `struct nameidata`.
 pub(crate) struct Walk<'v, 'a> {
@@ -150,7 +150,7 @@ pub(crate) struct Walk<'v, 'a> {
 }
 
 impl Vfs {
-    /// Returns the place that `path` leads to.
+    /// Returns the file or directory to which `path` leads.
     ///
     /// # Errors
     /// - `ENOENT` (also for an empty path), `ENOTDIR`, `EACCES`.
@@ -351,7 +351,7 @@ impl<'v, 'a> Walk<'v, 'a> {
                 path = &link;
             }
         }
-        // A missing name must fail with `ENOENT`, not with `ENOTDIR`.
+        // A missing name must fail with `ENOENT`, not with `ENOTDIR`. The caller checks for it.
         let is_there = !self.seen.body.is_negative();
         if must_be_directory && is_there && !self.seen.body.is_directory() {
             return Err(self.validated(Errno::NOTDIR));
@@ -384,7 +384,8 @@ impl<'v, 'a> Walk<'v, 'a> {
         };
         let dentry = (self.dentry.get(), self.seen.seq.0);
         let _mount = match self.mode {
-            // The read set shows that nothing was unmounted.
+            // An unmount changes the dentry of the mount point, which is in the read set. So the
+            // validation below also shows that nothing was unmounted.
             Mode::Rcu => None,
             Mode::Ref => Some(MountRef::get(&self.mount).ok_or(Stop::Retry)?),
         };

@@ -231,9 +231,9 @@ fn forget_during_lookup_and_removal_leaves_no_reference() {
     check(|| forget_against_lookup(|vfs, ino| assert!(vfs.forget(ino, 1))));
 }
 
-/// Control (a variant with the bug must fail): a client that has looked a file up calls `forget`
-/// only if another lookup still finds the file by name. After a removal, its reference on the inode
-/// is never dropped.
+/// Control (a variant with the bug must fail): a client that has looked a file up looks it up again
+/// by name. It calls `forget` only if the second lookup finds the file. After a removal, the
+/// client's reference on the inode is never dropped.
 #[test]
 #[should_panic(expected = "P5: a reference is left")]
 fn control_forget_by_name_is_caught() {
@@ -425,7 +425,7 @@ fn umount_against_walk(holds: Hold) -> Met {
             Hold::Nothing => walk(vfs, b"/m/f").map(|_| None),
         };
         if held.is_ok() {
-            // ORDERING: SeqCst. The program is about the order of whole calls.
+            // ORDERING: SeqCst. The test compares the order of whole calls.
             assert_eq!(gone.load(Ordering::SeqCst), 0, "unmounted under a walker");
             // ORDERING: SeqCst. As above.
             got_in.store(1, Ordering::SeqCst);
@@ -470,8 +470,8 @@ fn control_walk_without_references_is_caught() {
     });
 }
 
-/// A client that forgets a file without having looked it up must drop nothing, even while another
-/// client looks the file up by number and the name changes. Trap P5 in `traps.md`.
+/// A client that forgets a file without having looked it up must drop nothing. This holds even
+/// while another client looks the file up by number and the name changes. Trap P5 in `traps.md`.
 #[test]
 fn wrong_forget_during_lookup_by_number_drops_nothing() {
     check(|| {
@@ -565,13 +565,13 @@ fn control_listing_that_begins_late_is_caught() {
 #[test]
 fn lookup_in_a_removed_directory_finds_no_other_files() {
     check(|| {
-        // The test needs a directory whose dentry is not in the slot of its inode, because such a
-        // slot can be reused while the inode is held. These steps make one:
+        // The test needs a directory whose dentry is not in the slot of its inode. The slot of such
+        // a dentry can be reused while the inode is held. These steps make one:
         // 1. The test renames `other` over `d`. Just before that, the back end moves the old `d` to
-        //    `moved`. The cache does not notice, and removes the old dentry of `d`, whose slot the
-        //    reference `first` keeps.
-        // 2. A lookup of `moved` finds the old directory. The new dentry gets another slot, because
-        //    the usual one is in use.
+        //    `moved`. The cache does not notice the move, so it removes the dentry of the old `d`.
+        //    The reference `first` keeps the slot of this dentry in use.
+        // 2. A lookup of `moved` finds the old directory. The old dentry's slot, which is that of
+        //    the inode, is still in use. So the new dentry gets another slot.
         let vfs = over(Arc::new(HookedTmpfs::new(|fs: &Tmpfs, call| {
             if call != Call::Rename(b"other") {
                 return Ok(());

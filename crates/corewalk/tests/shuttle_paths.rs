@@ -96,8 +96,8 @@ fn move_beside_calls(from: From) {
     assert_eq!(fs.strays.load(Ordering::Relaxed), 0, "the path led to another file");
 }
 
-/// A path that a call of the back end has got must stay valid until the call ends, even if a
-/// directory above the file is renamed. Trap X1 in `traps.md`.
+/// A path that a call of the back end has got must stay valid until the call ends. This holds even
+/// if a directory above the file is renamed. Trap X1 in `traps.md`.
 #[test]
 fn path_of_a_call_is_valid_until_it_returns() {
     check(|| move_beside_calls(From::Call));

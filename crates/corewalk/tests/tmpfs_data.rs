@@ -117,7 +117,8 @@ impl Model {
         Ok(())
     }
 
-    /// Reserved pages behind the end count as used.
+    /// Returns true if the model has space to insert `len` bytes. Reserved pages behind the end of
+    /// the file count as used.
     fn has_room_to_insert(&self, len: usize) -> bool {
         let last = &self.pages[PAGES - len.div_ceil(PAGE)..];
         last.iter().all(|&page| page == Page::Absent) && self.bytes.len() + len <= 300 * PAGE
@@ -217,7 +218,7 @@ fn step(fs: &Tmpfs, file: Node<'_>, model: &mut Model, op: Op) -> Result<(), Tes
             let expected = model.collapse(offset, len);
             prop_assert_eq!(allocate(offset, len, Fallocate::COLLAPSE_RANGE), expected);
         }
-        // Only the model's capacity limits the size here.
+        // Skip an insertion for which the model has no space. The file itself could grow further.
         Op::Insert(_, len) if !model.has_room_to_insert(len) => {}
         Op::Insert(offset, len) => {
             let expected = model.insert(offset, len);

@@ -8,7 +8,7 @@ use corewalk::{FileKind, FileSystem, Make, Name, Node};
 
 /// The number of files, unless `COREWALK_MEMORY_FILES` is set.
 const FILES: u64 = 200_000;
-/// One of this many files has bytes.
+/// One file in this many gets content. The others stay empty.
 const WITH_BYTES: u64 = 50;
 
 fn files() -> u64 {

@@ -638,7 +638,8 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The model needs no tree, because directories that operations make stay empty.
+/// The files of the model: for each directory and name, the inode number, and whether the file is a
+/// directory. The model needs no tree, because directories that operations make stay empty.
 type Names = BTreeMap<(usize, u8), (u64, bool)>;
 
 fn expected_rename(

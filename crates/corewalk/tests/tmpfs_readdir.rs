@@ -79,7 +79,7 @@ fn readdir_during_changes_reports_each_stable_entry_once() {
         let names = pass(&fs, step, || {
             for _ in 0..rng.below(8) {
                 let _ = remove(&fs, &format!("going{}", rng.below(700)));
-                // Make at most 700 new files, so that the pass ends.
+                // Make at most 700 new files, so that the listing ends.
                 if coming < 700 {
                     make(&fs, &format!("coming{coming}"));
                     coming += 1;

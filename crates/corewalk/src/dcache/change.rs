@@ -29,7 +29,8 @@ pub(crate) struct DentryInode {
 }
 
 impl Dcache {
-    /// The dentry takes over the caller's reference on `inode`.
+    /// Adds a dentry for the root of a file system. The dentry takes over the caller's reference on
+    /// `inode`.
     pub(crate) fn publish_root(&self, inode: InodeSlot) -> Result<DentrySlot, Errno> {
         let slot = full(self.dentries.alloc(inode, Group::Few))?;
         let flags = Flags::ROOT | Flags::DIRECTORY;
@@ -43,8 +44,9 @@ impl Dcache {
         Ok(slot)
     }
 
-    /// Adds a name to the cache: positive with an inode in `node`, otherwise negative. The dentry
-    /// takes its own reference on the inode, and the caller gets one on the dentry.
+    /// Adds a name to the cache, and returns its dentry with a reference for the caller. The dentry
+    /// is positive if `node` has an inode, otherwise negative. It takes its own reference on the
+    /// inode.
     ///
     /// If the name already has a dentry with another inode, that dentry becomes stale. The caller
     /// holds the in-lookup lock of the name.
@@ -74,9 +76,9 @@ impl Dcache {
         {
             let is_counted = match node {
                 Some(node) if seen.body.is_negative() => {
-                    // Directories have slots of their own group, so a negative dentry is in the
-                    // wrong group for a directory. Evict it, if possible, rather than turn it into
-                    // a directory.
+                    // The slots of directories are close together, apart from other slots. A
+                    // negative dentry is in one of the other slots. So evict it, if possible,
+                    // rather than turn it into a directory.
                     if node.kind == FileKind::Directory
                         && let Ok((parent, inode)) = self.evict_locked(slot, seen, hash, in_lookup)
                     {
@@ -124,7 +126,8 @@ impl Dcache {
         result
     }
 
-    /// The new dentry takes over the caller's reference on the parent.
+    /// Adds a name that has no dentry with the parent key of `entry`. The new dentry takes over the
+    /// caller's reference on the parent.
     fn publish_new(
         &self,
         entry: &NewName<'_>,
@@ -185,8 +188,8 @@ impl Dcache {
         (self.inodes.superblock(inode), words)
     }
 
-    /// Searches the stale dentries of a name for one of the inode in `node`, and makes that dentry
-    /// current again. So a name has at most one dentry per inode in use, however often it is
+    /// Searches the stale dentries of a name for a dentry of the inode in `node`, and makes that
+    /// dentry current again. So a name has at most one dentry per inode in use, however often it is
     /// invalidated.
     fn take_back(&self, entry: &NewName<'_>, node: Option<DentryInode>) -> Option<DentrySlot> {
         let &NewName { hash, key, lookup_key, in_lookup } = entry;
@@ -210,8 +213,8 @@ impl Dcache {
         }
     }
 
-    /// If `key` is stale, returns all dentries of the name. Otherwise leaves out those with the
-    /// parent key `key`.
+    /// Returns the stale dentries of a name, which are those with another parent key than `key`. If
+    /// `key` itself is stale, returns all dentries of the name.
     pub(super) fn collect_stale(
         &self,
         hash: u32,
@@ -234,7 +237,8 @@ impl Dcache {
         seen.is_some()
     }
 
-    /// The dentry may be stale, that is, invalidated with its directory.
+    /// Returns a snapshot of the dentry if it has this parent and this name, even if the dentry is
+    /// stale.
     fn snapshot_as(
         &self,
         slot: DentrySlot,
@@ -252,8 +256,9 @@ impl Dcache {
         }
     }
 
-    /// Stores a stale key instead of `key` if an invalidation has cancelled this fill (the caching
-    /// of an answer).
+    /// Gives a dentry the parent key `key` and takes a reference on the dentry. If an invalidation
+    /// has cancelled this fill (the caching of an answer), the dentry gets a stale key instead.
+    /// Returns false if the dentry has changed since `seq`.
     fn set_key(
         &self,
         slot: DentrySlot,
@@ -363,8 +368,8 @@ impl Dcache {
         }
     }
 
-    /// Hides a name from lookups. The users of the inode still need the dentry, because children
-    /// refer to it as their parent. Drops the caller's reference on the dentry.
+    /// Hides a name from lookups. The dentry itself stays as long as its inode is in use, for
+    /// example as the parent of the dentries below it. Drops the caller's reference on the dentry.
     pub(crate) fn make_stale(&self, slot: DentrySlot) {
         let guard = self.dentries.lockref(slot).lock();
         let before = self.dentries.image(slot);
@@ -383,8 +388,9 @@ impl Dcache {
         self.put(slot);
     }
 
-    /// Moves the dentry `moved` to a new name, over `target` or over a negative dentry of the new
-    /// name. If the parent changes, returns the old parent, on which the caller drops a reference.
+    /// Moves the dentry `moved` to a new name. The dentry replaces `target` or, if `target` is
+    /// None, a negative dentry of the new name. If the parent changes, returns the old parent, on
+    /// which the caller drops a reference.
     ///
     /// The caller holds the in-lookup locks of both names, and references on both dentries. The
     /// moved dentry takes over the caller's reference on a new parent. To move a directory, the
@@ -410,8 +416,9 @@ impl Dcache {
         moved
     }
 
-    /// If `target` is None and the new name has a negative dentry, returns that dentry with a
-    /// reference. All other dentries of the new name become stale.
+    /// Lists the dentry `slot` in the hash table under its new name. If `target` is None and the
+    /// new name has a negative dentry, returns that dentry with a reference. All other dentries of
+    /// the new name become stale.
     fn insert_over_negative(
         &self,
         entry: &NewName<'_>,
@@ -445,7 +452,8 @@ impl Dcache {
         negative
     }
 
-    /// The hash table already lists the dentry under its new name, besides the old one.
+    /// Does the second step of [`Dcache::d_move`]. The hash table already lists the dentry under
+    /// its new name, besides the old one.
     fn d_move_listed(
         &self,
         moved: DentrySlot,
@@ -630,14 +638,14 @@ impl Dcache {
 
     pub(super) fn end_life(&self, slot: DentrySlot, dead: &Dead) {
         self.dentries.drop_image(&dead.image);
-        // A slot without unused generations is never used again.
+        // If the slot has no generation left, do not free it, so that it is never used again.
         if self.dentries.cold(slot).next_generation() {
             self.dentries.free(slot);
         }
     }
 
-    /// Invalidates the names in a removed directory too, so no lookup finds the negative dentries
-    /// below it.
+    /// Removes the flag of a hashed dentry. If the dentry is a directory, also invalidates all
+    /// names in it, so that no lookup finds the negative dentries below it.
     fn store_unhashed(&self, slot: DentrySlot, image: &Image) {
         self.dentries.store_body(slot, unhashed(image.body));
         if image.body.is_directory() {
@@ -645,7 +653,8 @@ impl Dcache {
         }
     }
 
-    /// The dentry starts with one reference, which belongs to the caller.
+    /// Stores the content of a new dentry. The dentry starts with one reference, which belongs to
+    /// the caller.
     fn begin_life(&self, slot: DentrySlot, image: &Image) {
         let mut guard = self.dentries.lockref(slot).lock();
         guard.revive();
@@ -672,7 +681,8 @@ impl Dcache {
         }
     }
 
-    /// The write section ends even if `change` panics, so that no reader waits for ever.
+    /// Runs `change` in a write section of the dentry. The section ends even if `change` panics, so
+    /// that no reader waits for ever.
     pub(super) fn write<R>(
         &self,
         slot: DentrySlot,

@@ -30,16 +30,17 @@ impl Dcache {
         }
     }
 
-    /// Hides all children from lookups before the low 32 bits of the child generation wrap around.
-    /// Dentries contain only these bits, so lookups would otherwise find old children again.
+    /// Gives all children of a directory stale parent keys, before the low 32 bits of the child
+    /// generation wrap around. Dentries contain only these bits, so lookups would otherwise find
+    /// old children again.
     #[cold]
     fn retire_children(&self, slot: DentrySlot) {
         for child in self.slots() {
             if self.dentries.snapshot(child).key.parent() != slot || child == slot {
                 continue;
             }
-            // The dentry was read without a lock, and the slot may hold another by now. So read it
-            // again under the dentry's lock.
+            // The dentry was read without a lock, and the slot may hold another dentry by now. So
+            // read it again under the dentry's lock.
             let guard = self.dentries.lockref(child).lock();
             let key = self.dentries.image(child).key;
             if !guard.is_dead() && key.parent() == slot && !key.is_stale() {
@@ -122,8 +123,8 @@ impl Dcache {
     }
 }
 
-/// Dentries contain the low 32 bits of a child generation, where 0 marks a stale dentry. So this
-/// function skips generations whose low 32 bits are 0.
+/// Returns the child generation after that of `image`. Skips generations whose low 32 bits are 0:
+/// dentries contain these bits, and there 0 marks a stale dentry.
 pub(super) fn next_generation(image: &Image) -> u64 {
     let next = image.child_generation() + 1;
     next + u64::from(ParentKey::new(DentrySlot::NONE, next).is_stale())

@@ -8,13 +8,13 @@
 //! then out of date, and must not enter the cache (trap T25 in `traps.md`).
 //!
 //! # How it works
-//! Each directory has an atomic word, which other directories may share. The word has two counts:
-//! one of listings in progress, and one of changes of names. A listing increments the first count
-//! before it calls the back end. A thread that changes a name calls the back end, and then loads
-//! the word. If a listing is in progress, that thread increments the second count.
+//! Each directory uses one of a few atomic words, so several directories may share a word. The word
+//! has two counts: one of listings in progress, and one of changes of names. A listing increments
+//! the first count before it calls the back end. A thread that changes a name calls the back end,
+//! and then loads the word. If a listing is in progress, that thread increments the second count.
 //!
-//! A listing adds a name to the cache under the name's in-lookup lock, and only if the count of
-//! changes is still that of its start.
+//! A listing adds a name to the cache under the name's in-lookup lock. It does so only if the count
+//! of changes is still that of the listing's start.
 //!
 //! # Invariants
 //! - L.1: a thread that changes names increments the directory's count of changes before it
@@ -61,8 +61,9 @@ pub(crate) struct ListingMark<'a> {
     changes: u64,
 }
 
-/// A change of names in a directory, which the back end makes while this value exists. Its drop,
-/// also after a panic, counts the change if a listing is in progress.
+/// A change of one or two names in a directory. The back end makes the change while this value
+/// exists. When the value is dropped, also after a panic, it counts the change if a listing is in
+/// progress.
 #[must_use]
 pub(crate) struct NameChange<'a> {
     word: &'a AtomicU64,
@@ -86,8 +87,8 @@ impl Listings {
         ListingMark { word, changes: before / CHANGE }
     }
 
-    /// The caller holds the in-lookup locks of the changed names until it has dropped the returned
-    /// value.
+    /// Begins a change of names in `directory`. The caller holds the in-lookup locks of the changed
+    /// names until it has dropped the returned value.
     #[inline]
     pub(crate) fn change(&self, directory: DentrySlot) -> NameChange<'_> {
         NameChange { word: self.word(directory) }
@@ -99,7 +100,8 @@ impl Listings {
 }
 
 impl ListingMark<'_> {
-    /// The caller holds the in-lookup lock of the name that it is about to add.
+    /// Returns true if the name that the caller is about to add has not changed since the listing
+    /// began. The caller holds the in-lookup lock of that name.
     pub(crate) fn is_unchanged(&self) -> bool {
         // ORDERING: Relaxed. Changes of this name increment the count under the name's in-lookup
         // lock, which the caller holds (invariant L.1).
@@ -109,8 +111,8 @@ impl ListingMark<'_> {
 
 impl Drop for ListingMark<'_> {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. This listing has ended, and adds no more names. A thread that still
-        // counts it as in progress only counts a change in vain.
+        // ORDERING: Relaxed. This listing has ended, and adds no more names. If a thread still sees
+        // it in progress, the thread counts its change needlessly, which is harmless.
         self.word.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -131,8 +133,9 @@ impl Drop for NameChange<'_> {
 }
 
 impl Dcache {
-    /// Another thread may already have cached an answer from before this call. The caller's next
-    /// lookup finds that answer, so the caller can remove it.
+    /// Makes the fills of a name that are running discard their answers. Another thread may have
+    /// cached an answer before this call. The caller's next lookup finds that answer, so the caller
+    /// can remove it.
     pub(crate) fn cancel_fills(&self, directory: DentrySlot, lookup_key: &LookupKey<'_>) {
         // The order matters (invariant L.2): increment the count of changes, then cancel the fill.
         // A listing that compares the count before the increment is cancelled afterwards.

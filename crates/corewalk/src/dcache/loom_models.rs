@@ -17,7 +17,8 @@ use crate::attr::{Attr, FileKind, mode};
 use crate::dentry::{DirectoryWords, kind_flags};
 use crate::key_lock::KeyGuard;
 
-/// Preemptions of a schedule, without those at waits.
+/// The maximum number of preemptions in each schedule that loom tries. A switch to another thread
+/// at a wait does not count.
 pub(super) const PREEMPTIONS: usize = 2;
 /// The names in the models have two machine words each, so that a torn read could combine two
 /// names.
@@ -183,7 +184,8 @@ fn directory_in_place_of_a_negative_is_found_whole_or_not() {
 fn control_inode_before_its_number_is_caught() {
     publish_against_find(publish_negative_a, |dcache, key| {
         let (slot, seen) = dcache.find_exact(key, &lookup_key_a(dcache)).unwrap();
-        // The first free inode: live, but without a number.
+        // Slot 3 is the next one that a new inode gets. Its inode is not marked dead, but has no
+        // number yet.
         dcache.dentries.store_body(slot, seen.body.with_inode(InodeSlot::new(3)));
         let node = enter(dcache, 7, mode::S_IFREG | 0o600);
         assert_eq!(node.inode, InodeSlot::new(3));
@@ -223,8 +225,8 @@ fn image_b(dcache: &Dcache, slot: DentrySlot, key: ParentKey) -> Image {
     dcache.dentries.new_image(key, 0, body.inode(), B, body.flags(), words).unwrap()
 }
 
-/// The length and all bytes of a name must come from the same instant. Traps T1 and T4 in
-/// `traps.md`.
+/// The length and the bytes of a name that a reader copies must all belong to one name. Traps T1
+/// and T4 in `traps.md`.
 #[test]
 fn name_beside_a_rename_is_the_old_or_the_new() {
     assert_all_reached(&rename_against_name(rename_to_b));

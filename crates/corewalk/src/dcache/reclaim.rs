@@ -43,24 +43,25 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// When a thread adds an entry to a cache over its budget, it scans at most this many slots for
-/// entries to evict.
+/// The maximum number of slots that a thread scans for entries to evict, each time it adds an entry
+/// to a cache over its budget.
 const SCAN_MAX: u32 = 512;
 const SCAN_STEP: u32 = 64;
-/// The removal of a directory leaves orphans: negative entries that no lookup finds any more. For
-/// each orphan, the removal scans this many slots. So the whole cache is scanned before orphans
-/// fill 1/32 of it.
+/// The number of slots that the removal of a directory scans for each orphan that it leaves. An
+/// orphan is a negative entry that no lookup finds any more. The whole cache is scanned before
+/// orphans fill 1/32 of it.
 const ORPHAN_SCAN: u64 = 32;
-/// The removal of a directory with negative entries scans at least this many slots for such
+/// The minimum number of slots that the removal of a directory with negative entries scans for such
 /// entries. That takes about a microsecond.
 const ORPHAN_SCAN_MIN: u64 = 256;
-/// Each removal of a directory scans at most this many slots for negative entries below removed
-/// directories. If more slots are due, later removals scan them.
+/// The maximum number of slots that one removal of a directory scans for negative entries below
+/// removed directories. If more slots are due, later removals scan them.
 const ORPHAN_SCAN_MAX: u64 = 4096;
 /// The maximum number of inodes that the cache asks its owner to drop, each time a thread adds an
 /// entry over the budget.
 const ASK_MAX: u32 = 16;
-/// Negative entries may use the budget divided by this number.
+/// The divisor that yields the share of the budget for negative entries. Without such a limit,
+/// lookups of missing names could fill the cache.
 const NEGATIVE_SHARE: u64 = 8;
 /// The approximate size of a cache entry in bytes.
 const ENTRY_BYTES: u64 = 96;
@@ -85,17 +86,17 @@ impl Hand {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chance {
-    /// Those not used since the last pass.
+    /// Evict entries that were not used since the last pass.
     Second,
     None,
-    /// Negative entries not used since the last pass.
+    /// Evict negative entries that were not used since the last pass.
     NegativesOnly,
-    /// Negative entries that no lookup finds any more.
+    /// Evict negative entries that no lookup finds any more.
     OrphansOnly,
 }
 
 pub(super) enum Outcome {
-    /// The dentry was evicted. Holds the slot of its parent.
+    /// The dentry was evicted. The value is its parent, on which the caller drops a reference.
     Evicted(DentrySlot),
     /// The dentry is a pinned entry: it has no user, but it is the only name of an inode in use.
     Pinned,
@@ -103,9 +104,8 @@ pub(super) enum Outcome {
 }
 
 impl Dcache {
-    /// The budget is checked when the slot number of a new entry is a multiple of this constant. A
-    /// growing cache uses every slot number, so the check happens regularly, and most additions
-    /// skip its cost.
+    /// How often additions check the budget: once per this many slot numbers. A growing cache uses
+    /// every slot number, so the check happens regularly, and most additions skip its cost.
     pub(super) const RECLAIM_EVERY: u32 = 32;
 
     pub(crate) fn set_budget(&self, bytes: u64) {
@@ -137,8 +137,9 @@ impl Dcache {
         }
     }
 
-    /// Stops after `want` evicted and pinned entries, or after one scan of all slots. Calls
-    /// `pinned` for each pinned entry, with its slot, its inode, its parent's inode and its name.
+    /// Evicts entries until `want` entries were evicted or found pinned, or all slots were scanned
+    /// once. Returns the number of evicted entries. Calls `pinned` for each pinned entry, with its
+    /// slot, its inode, its parent's inode and its name.
     pub(crate) fn reclaim(
         &self,
         want: u64,
@@ -165,8 +166,8 @@ impl Dcache {
         evicted
     }
 
-    /// The owner calls this method after it has dropped its references on a pinned entry. The entry
-    /// gets no second chance, even if it was used recently.
+    /// Evicts an entry that was pinned, after the owner has dropped its references on the inode.
+    /// The entry gets no second chance, even if it was used recently.
     pub(crate) fn evict_entry(&self, slot: DentrySlot) -> u64 {
         let evicted = self.evict_upwards(slot, Chance::None, &mut |_| {});
         self.counters.reclaimed.add(evicted as i64);
@@ -305,8 +306,9 @@ impl Dcache {
         }
     }
 
-    /// The caller holds the in-lookup lock of the dentry's name, and drops the dentry's references
-    /// on the returned parent and inode.
+    /// Evicts a dentry if it has not changed since `seen` and has no users. The caller holds the
+    /// in-lookup lock of the dentry's name. It drops the references on the returned parent and
+    /// inode, which the dentry held.
     pub(super) fn evict_locked(
         &self,
         slot: DentrySlot,
@@ -320,9 +322,10 @@ impl Dcache {
         }
         let inode = seen.body.inode();
         self.write(slot, &guard, |dcache| dcache.dentries.store_body(slot, unhashed(seen.body)));
-        // No lookup finds the dentry any more. The call below reads the inode's reference count
-        // under the inode's lock. The count includes every reference that was taken through this
-        // dentry before. A later thread sees that the dentry has changed, and drops its reference.
+        // No lookup finds the dentry any more. `remove_alias_unless_needed` reads the inode's
+        // reference count under the inode's lock. The count includes every reference that was taken
+        // through this dentry before. A thread that takes one afterwards sees that the dentry has
+        // changed, and drops it.
         let is_free =
             inode.is_none() || self.inodes.remove_alias_unless_needed(inode, slot, &self.dentries);
         if !is_free {

@@ -14,7 +14,7 @@ const NEXT_MASK: u64 = (1 << 30) - 1;
 /// half << 32 | referenced << 31 | inode half << 30 | next alias`.
 ///
 /// - The generation counts how often the slot was reused for another dentry. A dentry's identifier
-///   contains it, so the identifier of an earlier dentry in the slot is recognised.
+///   contains it, so the identifier of an earlier dentry in the slot does not match.
 /// - `dentry half` and `inode half` tell whether the slot holds a dentry and an inode.
 /// - `next alias` is the slot of the next dentry of the same inode. Protected by that inode's lock.
 /// - Any thread sets `referenced`, and reclaim clears it.
@@ -40,7 +40,8 @@ impl<'a> Cold<'a> {
         (self.0.load(Ordering::Relaxed) >> GENERATION_SHIFT) as u32
     }
 
-    /// Returns false if all generations are used up. The slot must then not hold a dentry again.
+    /// Increments the generation of the slot and clears the fields of its last dentry. Returns
+    /// false if all generations are used up. The slot must then not hold a dentry again.
     pub(crate) fn next_generation(&self) -> bool {
         let next = |word: u64| {
             let generation = (word >> GENERATION_SHIFT).wrapping_add(1) << GENERATION_SHIFT;
@@ -59,7 +60,7 @@ impl<'a> Cold<'a> {
         self.0.fetch_or(half as u64, Ordering::Acquire) & half as u64 == 0
     }
 
-    /// Returns true if the slot is now free.
+    /// Marks a half of the slot as unused. Returns true if the whole slot is now unused.
     pub(super) fn release(&self, half: Half) -> bool {
         // ORDERING(half): AcqRel. Release: the next owner takes the half in `Cold::take` with
         // Acquire, and must see this thread's stores. Acquire: the thread that frees the slot must
@@ -70,7 +71,7 @@ impl<'a> Cold<'a> {
     }
 
     pub(crate) fn next_alias(&self) -> DentrySlot {
-        // ORDERING: Relaxed. Protected by the inode's lock.
+        // ORDERING: Relaxed. The inode's lock protects the link to the next alias.
         DentrySlot::new((self.0.load(Ordering::Relaxed) & NEXT_MASK) as u32)
     }
 

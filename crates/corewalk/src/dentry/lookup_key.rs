@@ -26,8 +26,8 @@ pub(super) const NAMED_MASK: u64 =
 /// The length in bytes up to which a name is inline in any dentry. The dentries of directories have
 /// the least room.
 pub(crate) const SHORT_MAX: usize = 8 * DIRECTORY_ROOM;
-/// The bits of a dentry's body word that tell the name's length, and whether the dentry is plain
-/// (neither a symbolic link nor a mount point).
+/// The bits of a dentry's body word that tell the name's length, and whether the dentry is plain. A
+/// plain dentry is neither a symbolic link nor a mount point.
 const PLAIN_MASK: u64 = NAMED_MASK | Flags::SYMLINK.union(Flags::MOUNTED).bits() as u64;
 
 #[derive(Clone, Copy)]
@@ -47,8 +47,9 @@ pub(crate) struct ShortLookupKey {
 }
 
 impl ShortLookupKey {
-    /// Branches on lengths are often mispredicted, so the only branch tests for a path of fewer
-    /// than eight bytes.
+    /// Returns the lookup key of a component. It matches only dentries that have the flags
+    /// `needed`. Branches on lengths are often mispredicted. So this function has only one, for a
+    /// path of fewer than eight bytes.
     #[inline(always)]
     pub(crate) fn of_component(
         component: Component<'_>,
@@ -137,8 +138,8 @@ impl Component<'_> {
         self.path.len() - self.start
     }
 
-    /// If the component has fewer than eight bytes, the load includes preceding bytes of the path,
-    /// and a shift removes them.
+    /// Returns the words of the component. The word of a component with fewer than eight bytes is
+    /// loaded with preceding bytes of the path, which a shift removes.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         let Component { path, start } = self;

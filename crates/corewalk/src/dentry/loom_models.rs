@@ -67,9 +67,9 @@ fn slot_whose_halves_die_at_once_is_given_back_once() {
     }));
 }
 
-/// Control (a variant with the bug must fail): one half of a slot is freed with a load and a store
-/// of the word that has a bit for each half. A concurrent change of the other half's bit is lost.
-/// Trap T33 in `traps.md`.
+/// Control (a variant with the bug must fail): one half of a slot is freed with a load and a store.
+/// The word that they access has a bit for each half. A concurrent change of the other half's bit
+/// is lost. Trap T33 in `traps.md`.
 #[test]
 #[should_panic(expected = "the slot was not given back")]
 fn control_half_in_two_steps_is_caught() {
@@ -107,9 +107,9 @@ fn control_generation_that_is_stored_is_caught() {
     });
 }
 
-/// Control (a variant with the bug must fail): a half of a slot (for a dentry or for an inode) is
-/// freed with Relaxed instead of AcqRel. So the next owner may not see the last stores of the
-/// earlier one. Trap T7 in `traps.md`.
+/// Control (a variant with the bug must fail): a slot's dentry half or inode half is freed with
+/// Relaxed instead of AcqRel. So the next owner may not see the last stores of the earlier one.
+/// Trap T7 in `traps.md`.
 #[test]
 #[should_panic(expected = "half was not seen")]
 fn control_relaxed_release_of_a_half_is_caught() {

@@ -20,8 +20,8 @@ use crate::read_set::{Growth, ReadSet, STEPS};
 use crate::slot::DentrySlot;
 
 const BYTES: usize = 256 + WINDOW;
-/// The number of bytes in front of the path that prepending an inline name may overwrite: the name
-/// and its `/`, and eight bytes more.
+/// The number of free bytes in front of the path that [`prepend_words`] needs: the longest inline
+/// name, its `/`, and eight bytes more. It copies whole words, so it may overwrite all of them.
 const WINDOW: usize = LENGTHS + 8;
 const LENGTHS: usize = (8 * INLINE_WORDS + 1).next_power_of_two();
 
@@ -39,9 +39,9 @@ pub(crate) struct PathBuffer<'b, const N: usize = STEPS> {
 }
 
 enum Storage<'b> {
-    /// In `first`, and then in a vector.
+    /// The path is in `first`. If it does not fit there, it moves to a vector.
     Own,
-    /// In `first`, and then in the lent buffer.
+    /// The path is in `first`. If it does not fit there, it moves to the lent buffer.
     OwnAndLent(&'b mut [u8]),
     Lent(&'b mut [u8]),
     Grown(Vec<u8>),
@@ -94,8 +94,9 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
-    /// `root` is a mount number and a dentry. If it is None or not above the dentry, continues up
-    /// to the root of the namespace.
+    /// Prepends the names from the dentry `slot` up to `root`, across mount points. `root` is a
+    /// mount number and a dentry. If `root` is None or not above the dentry, the function continues
+    /// up to the root of the namespace.
     ///
     /// Adds all dentries on the way to one read set, so one validation covers the whole path.
     pub(crate) fn prepend_mounts(
@@ -190,7 +191,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         true
     }
 
-    /// Overwrites no bytes in front of the `/`, unlike `prepend_words`.
+    /// Prepends a name that is long, or for which `prepend_words` has no space. Overwrites no bytes
+    /// in front of the `/`, unlike `prepend_words`.
     #[cold]
     fn prepend_copy(&mut self, dcache: &Dcache, slot: DentrySlot, body: Body) {
         let mut copy = NameCopy::new();
@@ -209,7 +211,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         bytes[start + 1..end].copy_from_slice(name);
     }
 
-    /// Returns false if a lent buffer is too small.
+    /// Makes space for `wanted` bytes in front of the path. Returns false if a lent buffer is too
+    /// small.
     #[cold]
     fn grow(&mut self, wanted: usize) -> bool {
         let len = self.path().len();
@@ -258,6 +261,8 @@ impl<'b, const N: usize> PathBuffer<'b, N> {
         }
     }
 
+    /// Returns the index in the lent buffer at which the path begins.
+    ///
     /// # Errors
     /// `ENAMETOOLONG` if the path does not fit.
     pub(crate) fn into_buffer(self) -> Result<usize, Errno> {

@@ -1,8 +1,8 @@
 //! Tests of path translations while one name of the path after another is renamed. A translation
 //! then collects the names of the path again.
 //!
-//! An attempt to collect the names must use no state of an earlier attempt (trap T8 in `traps.md`),
-//! and a translation must not retry for ever (trap T9).
+//! An attempt to collect the names must use no state of an earlier attempt (trap T8 in `traps.md`).
+//! A translation must not retry for ever (trap T9).
 
 use std::sync::Arc;
 
@@ -57,8 +57,8 @@ fn result_of(buffer: &PathBuffer<'_>) -> (Vec<u8>, PathKind, DentrySlot, usize) 
     (buffer.path().to_vec(), buffer.kind, buffer.top, buffer.steps())
 }
 
-/// A translation may read the dentries of a path several times (in passes). A pass must not use
-/// state of an earlier pass. Trap T8 in `traps.md`.
+/// A translation makes several passes over the dentries of a path if they change meanwhile. A pass
+/// must not use state of an earlier pass. Trap T8 in `traps.md`.
 #[test]
 fn pass_that_was_disturbed_at_any_step_starts_afresh() {
     let vfs = chain();

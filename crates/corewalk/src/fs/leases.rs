@@ -1,4 +1,4 @@
-//! Leases: a client keeps the answers of a back end for a time, and the back end can take them back
+//! Leases: a client keeps the answers of a back end for a time, and the back end can revoke them
 //! earlier.
 
 use std::fmt;
@@ -8,19 +8,19 @@ use std::time::Duration;
 use crate::Errno;
 use crate::name::Name;
 
-/// A back end that decides how long a client keeps each answer, and that takes answers back before
+/// A back end that decides how long a client keeps each answer, and that revokes answers before
 /// another machine changes the files.
 ///
-/// The times of names and attributes are in [`Attr::ttl`](crate::Attr::ttl). Three rules follow
-/// from the kernel's FUSE client, which is the client of a mount:
-/// - Only the answer to [`getattr`](crate::FileSystem::getattr) may have a time for attributes. The
-///   other answers may bring a node that the kernel does not know yet, and the kernel ignores the
-///   expiry of such a node.
-/// - Only the answers to [`lookup`](crate::FileSystem::lookup) and [`Leases::absent_ttl`] may have
-///   a time for a name. The back end may expire names while an older answer is still on its way to
-///   the kernel. For a lookup, the kernel detects this and does not keep the name. For a listing,
-///   it would keep the old names.
-/// - A back end must remember which answers it has given out, to be able to take them back.
+/// An answer says in [`Attr::ttl`](crate::Attr::ttl) how long the client may keep the name and the
+/// attributes. Three rules follow from the kernel's FUSE client, which is the client of a mount:
+/// - Only the answer to [`getattr`](crate::FileSystem::getattr) may let the client keep attributes.
+///   The other answers may contain a node that the kernel does not know yet, and the kernel ignores
+///   the expiry of such a node.
+/// - Only the answers to [`lookup`](crate::FileSystem::lookup) and [`Leases::absent_ttl`] may let
+///   the client keep a name. The back end may expire names while an older answer is still on its
+///   way to the kernel. For a lookup, the kernel detects this and does not keep the name. For a
+///   listing, it would keep the old names.
+/// - A back end must remember which answers a client may keep, to be able to revoke them.
 ///
 /// # Examples
 /// A back end that lets its client keep each answer for 10 s:
@@ -67,9 +67,10 @@ use crate::name::Name;
 /// # Ok::<(), Errno>(())
 /// ```
 pub trait Leases: Send + Sync {
-    /// Gives the back end the way to the cache of its client. A server calls this once. A server
-    /// over io_uring or fuser does not call it, because an answer may wait there. Without this
-    /// call, the back end cannot make the client drop an answer.
+    /// Gives the back end a handle to the cache of its client, with which it can make the client
+    /// drop an answer. A server calls this method once. A server over io_uring or fuser does not
+    /// call it, because there an answer may reach the client late. Such a back end cannot revoke
+    /// answers.
     fn attach(&self, client: Arc<dyn ClientCache>);
 
     /// Returns how long the client may remember that the directory with the inode number `dir` has
@@ -77,14 +78,14 @@ pub trait Leases: Send + Sync {
     /// client must ask again.
     fn absent_ttl(&self, dir: u64, name: Name<'_>) -> Duration;
 
-    /// Tells the back end that an answer with a time for a name reached the client late. The client
-    /// counts the time from then on, so it may use the name for longer than the back end assumes.
-    /// The back end should expire the names.
+    /// Tells the back end that an answer about a name reached the client late. The client counts
+    /// the time of the name from then on, so it may use the name for longer than the back end
+    /// assumes. The back end should expire the names.
     fn name_was_late(&self);
 }
 
-/// The cache of a client. A back end expires its entries while it serves a request, or on a thread
-/// of its own. So no method waits until the client's requests are answered.
+/// The cache of a client. The methods never wait until the client's requests are answered. So a
+/// back end may call them while it serves a request, or on a thread of its own.
 pub trait ClientCache: Send + Sync + fmt::Debug {
     /// Makes the client look up each name again before it uses it, absent names too.
     ///
@@ -94,9 +95,9 @@ pub trait ClientCache: Send + Sync + fmt::Debug {
     /// if there is no client any more.
     fn expire_names(&self) -> Result<(), Errno>;
 
-    /// Returns false while the client cannot drop names. Meanwhile a back end should give no time
-    /// to the names in its answers. A mount returns false while another file system is mounted on
-    /// one of its directories, because the kernel would detach that file system.
+    /// Returns false while the client cannot drop names. Meanwhile a back end should not let the
+    /// client keep names from its answers. A mount returns false while another file system is
+    /// mounted on one of its directories, because the kernel would detach that file system.
     fn can_expire_names(&self) -> bool;
 
     /// Makes the client ask for the attributes of an inode again before it uses them. Its ACLs

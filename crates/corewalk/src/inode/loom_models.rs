@@ -98,9 +98,9 @@ fn late_answer_beside_a_change_is_refused() {
     }));
 }
 
-/// Control (a variant with the bug must fail): the back end's answer is stored even if a change of
-/// permissions has begun since the back end was asked. So old permissions may stay in the cache.
-/// Trap T25 in `traps.md`.
+/// Control (a variant with the bug must fail): the back end's answer is stored without a check. A
+/// change of permissions may have begun since the back end was asked. So old permissions may stay
+/// in the cache. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an answer from before the change stayed")]
 fn control_install_without_a_ticket_is_caught() {
@@ -113,7 +113,8 @@ fn control_install_without_a_ticket_is_caught() {
 fn change_against_change(end: fn(&Inodes, Ticket, Perm)) -> [usize; 2] {
     Tally::of_bounded(2, move |tally| {
         let inodes = one_inode();
-        // The number of changes in the back end.
+        // The number of changes that the back end has made. The next change stores this number as
+        // the new owner.
         let store = Arc::new(AtomicU64::new(0));
         let changer = move |inodes: &Inodes, store: &AtomicU64| {
             let ticket = inodes.begin_change(SLOT);

@@ -14,9 +14,10 @@ use corewalk_base::primitives::atomic::{AtomicUsize, Ordering};
 
 use crate::slot::InodeSlot;
 
-/// The live inodes with a stale generation: (superblock, number, slot).
+/// The live inodes with a stale generation.
 pub(super) struct StaleGenerations {
-    /// Protected by its own mutex, which also serialises [`StaleGenerations::alone`].
+    /// The superblock, number and slot of each inode. The mutex also protects the work of
+    /// [`StaleGenerations::alone`]: no two threads do such work at the same time.
     list: Mutex<BTreeSet<(u32, u64, InodeSlot)>>,
     /// The length of `list`. `get` reads it without a lock. It changes only under the lock of
     /// `list`.
@@ -28,8 +29,8 @@ impl StaleGenerations {
         StaleGenerations { list: Mutex::new(BTreeSet::new()), len: AtomicUsize::new(0) }
     }
 
-    /// The caller then inserts the new inode in the inode table. It holds a reference on the old
-    /// inode, and the table's lock for this number.
+    /// Adds an inode to the list. The caller then inserts the new inode with the same number in the
+    /// inode table. It holds a reference on the old inode, and the table's lock for this number.
     pub(super) fn insert(&self, superblock: u32, ino: u64, slot: InodeSlot) {
         let mut list = self.list.lock();
         list.insert((superblock, ino, slot));
@@ -46,7 +47,8 @@ impl StaleGenerations {
         self.len.store(list.len(), Ordering::Relaxed);
     }
 
-    /// No slot leaves the list while `get` runs.
+    /// Returns the listed inodes with this number for which `get` returns true. No slot leaves the
+    /// list while `get` runs.
     #[inline]
     pub(super) fn get(
         &self,

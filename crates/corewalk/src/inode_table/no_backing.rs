@@ -24,16 +24,19 @@ type Shard<T> = CachePadded<Mutex<HashMap<u64, Arc<T>, RandomState>>>;
 
 type Key = (u64, Box<[u8]>);
 
+/// The user data of the inodes in a table, and the file system below its cache.
+///
 /// # Invariants
-/// - N.1: the data of an inode is stored before the inode's number enters the cache, and is dropped
+/// - N.1: an inode's data is stored before the inode's number enters the cache, and is dropped
 ///   after the cache has dropped the inode.
 pub(super) struct NoBacking<T> {
     shards: Box<[Shard<T>]>,
-    /// The names at which `lookup` finds an inode, each with the number of its directory.
+    /// The names that a running [`InodeTable::moved`](super::InodeTable::moved) makes visible to
+    /// `lookup`, each with the number of its directory and the inode's attributes.
     found: Mutex<HashMap<Key, Attr, RandomState>>,
 }
 
-/// A name at which `lookup` finds an inode, until this value is dropped.
+/// A name that `lookup` finds until this value is dropped.
 pub(super) struct Found<'t, T> {
     backing: &'t NoBacking<T>,
     key: Key,
@@ -43,7 +46,7 @@ pub(super) struct Found<'t, T> {
 impl<T> Drop for Found<'_, T> {
     fn drop(&mut self) {
         let mut found = self.backing.found.lock();
-        // Another thread may enter another inode at this name.
+        // Another thread may have made the name lead to another inode meanwhile.
         if found.get(&self.key).is_some_and(|attr| attr.ino == self.ino) {
             found.remove(&self.key);
         }
@@ -60,7 +63,8 @@ impl<T> NoBacking<T> {
     }
 
     fn shard(&self, ino: u64) -> &Shard<T> {
-        // Numbers are dense, so neighbours are in different shards.
+        // The table assigns numbers in order, so inodes that are made together are in different
+        // shards.
         &self.shards[ino as usize % SHARDS]
     }
 
@@ -84,7 +88,7 @@ impl<T> NoBacking<T> {
     }
 
     pub(super) fn remove(&self, ino: u64) {
-        // Drop the data without the lock, because its destructor is code of the user.
+        // Drop the data without the lock, because its destructor is code of the server.
         let data = self.shard(ino).lock().remove(&ino);
         drop(data);
     }
@@ -95,7 +99,8 @@ impl<T: Send + Sync + 'static> FileSystem for Arc<NoBacking<T>> {
         Ok(Attr::dir(ROOT_INO))
     }
 
-    /// Returns the inode that [`InodeTable::moved`](super::InodeTable::moved) enters.
+    /// Returns the inode at a name that [`InodeTable::moved`](super::InodeTable::moved) is adding
+    /// to the cache. No other name exists here.
     fn lookup(&self, dir: Node<'_>, name: Name<'_>) -> Result<Attr, Errno> {
         let found = self.found.lock();
         found.get(&(dir.ino(), Box::from(name.as_bytes()))).copied().ok_or(Errno::NOENT)

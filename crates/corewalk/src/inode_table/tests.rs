@@ -81,8 +81,8 @@ fn renamed_directory_moves_with_its_children() {
     assert_eq!(file.path(), Err(Errno::NOENT));
 }
 
-/// A rename must replace an outdated target: the storage has renamed a file over a name that is a
-/// directory with children in the table.
+/// A rename must replace an outdated target. In the storage, a file was renamed over a name that is
+/// still a directory with children in the table.
 #[test]
 fn rename_over_an_outdated_name_replaces_it() {
     let table = new();
@@ -196,7 +196,8 @@ fn threads_find_their_own_changes() {
 }
 
 /// Two threads may find at the same time that the storage has replaced a file. Both must get the
-/// same new node. If each made a node, the first client's node would lose its path.
+/// same new node. If each thread made its own node, the node of the first client would lose its
+/// path.
 #[test]
 fn threads_that_replace_a_node_agree_on_the_new_one() {
     let table = InodeTable::new(0_u64, VfsOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Models of locks by key: a lock has one holder at a time, and an invalidation can forbid the
+//! Models of locks by key. A lock has one holder at a time, and an invalidation can forbid the
 //! holder to cache the back end's answer.
 //!
 //! In each model, the spawned thread is the one whose first step is a load. If it were the main
@@ -104,9 +104,9 @@ fn change_that_is_not_cancelled_is_seen_by_the_invalidation() {
     assert_all_reached(&change_against_cancel(|guard| guard.is_fill_cancelled()));
 }
 
-/// Control (a variant with the bug must fail): the lock's holder uses a load instead of a
-/// compare-exchange to find out whether it may cache its answer. So it may miss the cancellation,
-/// while the invalidation misses its change. Trap T25 in `traps.md`.
+/// Control (a variant with the bug must fail): the lock's holder checks with a load, not a
+/// compare-exchange, whether it may cache its answer. So it may miss the cancellation, while the
+/// invalidation misses its change. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: neither knows of the other")]
 fn control_load_instead_of_an_exchange_is_caught() {

@@ -1,11 +1,11 @@
-//! The texts in which Linux shows the path of a place.
+//! The texts in which Linux shows the path of a file or directory.
 //!
 //! [`PathRef::path_of`](super::PathRef::path_of) returns a path and its kind separately. Linux
 //! instead shows the kind in the text of the path, for example as the suffix ` (deleted)`.
 //! [`PathRef::format_in`] writes such a text into a buffer of the caller, without an allocation.
 //! The functions with the names of kernel functions, such as `d_path`, return a vector.
 //!
-//! | here | Linux | a removed place | outside of the root |
+//! | here | Linux | a removed file | outside of the root |
 //! |---|---|---|---|
 //! | `d_path` | `/proc/self/fd` and `maps` | ` (deleted)` after it | path from the outermost root |
 //! | `d_absolute_path` | AppArmor, TOMOYO | as if it were there | there is no other root |
@@ -24,13 +24,14 @@ use crate::dpath::{PathBuffer, PathKind, Route, path_into};
 #[non_exhaustive]
 pub enum PathFormat<'a> {
     /// The path from the given root, with the suffix ` (deleted)` for a removed file or directory.
-    /// A file outside of that root gets its path from the root of the namespace, or of its own tree
-    /// if that tree is not mounted. The text does not show where the path starts.
+    /// A file outside of that root gets its path from the root of the namespace. If the file's tree
+    /// is not mounted, the path is from the root of that tree. The text does not show where the
+    /// path starts.
     DPath(&'a PathRef<'a>),
     /// The path from the root of the namespace. `EINVAL` if the file or directory is in a tree that
     /// is not mounted.
     DAbsolutePath,
-    /// The path from the root of the place's own file system.
+    /// The path from the root of the file system that the file or directory is in.
     DentryPathRaw,
     /// The path of [`PathFormat::DentryPathRaw`], with the suffix `//deleted` if the file or
     /// directory was removed. No path of an existing file has this suffix, since the suffix

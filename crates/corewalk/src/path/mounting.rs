@@ -18,8 +18,8 @@ impl Vfs {
     /// Mounts `fs` on the directory `at`.
     ///
     /// A namespace accepts at most 1024 file systems during its life, including its root file
-    /// system. An unmounted file system still counts, because its inodes may be in use. So does one
-    /// whose mount failed with `ENOMEM`.
+    /// system. An unmounted file system still counts, because its inodes may be in use. A file
+    /// system whose mount failed with `ENOMEM` counts too.
     ///
     /// # Errors
     /// - `ENOTDIR` if `at` is no directory. `ENOENT` if the directory has been removed.
@@ -61,8 +61,9 @@ impl Vfs {
         })
     }
 
-    /// While the lock is held, the name is neither removed nor renamed (invariant M.2 of `mount`).
-    /// Returns None if the mount point is a root, which has no name.
+    /// Takes the in-lookup lock of the mount point's name. While the lock is held, the name is
+    /// neither removed nor renamed (invariant M.2 of `mount`). Returns None if the mount point is a
+    /// root, which has no name.
     ///
     /// # Errors
     /// `ENOENT` if the mount point has been removed.

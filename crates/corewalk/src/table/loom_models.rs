@@ -94,8 +94,8 @@ fn control_relaxed_slot_is_caught() {
     });
 }
 
-/// Slots in a bucket of three cache lines: `FIRST` is the last entry of the full first line.
-/// `MIDDLE` and `LAST` are alone in the two other lines.
+/// Slots of entries in a bucket of three cache lines. `FIRST` is the last entry of the full first
+/// line. `MIDDLE` and `LAST` are the only entries of the second and the third line.
 const FIRST: u32 = ENTRIES as u32;
 const MIDDLE: u32 = 2 * ENTRIES as u32;
 const LAST: u32 = MIDDLE + 1;
@@ -155,7 +155,8 @@ fn control_line_that_loses_its_link_is_caught() {
         let middle = table.overflow.get(stripe.link_of(first).unwrap());
         store_slot(middle, ENTRIES - 1, 0);
         stripe.unlink_if_empty(first, middle);
-        // ORDERING: Release. Strong enough; the fault is the step itself.
+        // ORDERING: Release. This order is correct. The bug of this control test is the store
+        // itself.
         middle[LINK].store(0, Ordering::Release);
     });
     assert!(outcomes[0] == 0, "T.1: a stable entry was missed");
@@ -175,7 +176,7 @@ fn entry_behind_a_line_that_is_reused_is_found_under_the_lock() {
     }));
 }
 
-/// Hashes that the first split of a table separates.
+/// Hashes of two entries in one bucket. The first split of the table moves the second entry.
 const STAYS: u32 = 0x0001_0000;
 const MOVES: u32 = 0x0002_0001;
 
@@ -222,7 +223,8 @@ fn control_split_without_the_lock_is_caught() {
     split_against_find(|table| {
         store_slot(table.buckets.get(0), 1, 0);
         store_entry(table.buckets.get(1), 0, MOVES, 2);
-        // ORDERING: Release. Strong enough; the fault is the missing lock.
+        // ORDERING: Release. This order is correct. The bug of this control test is the missing
+        // lock.
         table.size.0.store(Size::word(2), Ordering::Release);
     });
 }
@@ -257,9 +259,9 @@ fn entry_that_moves_to_the_first_line_is_found_under_the_lock() {
     assert_all_reached(&ranks_against_find(|table| table.lock(0).close_ranks(0)));
 }
 
-/// Control (a variant with the bug must fail): an entry moves from the second cache line of its
-/// bucket to the first without a lock, and is removed from the second line first. So a lookup may
-/// miss it. Trap T12 in `traps.md`.
+/// Control (a variant with the bug must fail): an entry moves to the first cache line of its bucket
+/// without a lock. It is removed from the second line first. So a lookup may miss it. Trap T12 in
+/// `traps.md`.
 #[test]
 #[should_panic(expected = "T.2: an entry was invisible under its lock")]
 fn control_move_that_takes_out_first_is_caught() {

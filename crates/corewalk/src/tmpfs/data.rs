@@ -38,14 +38,15 @@ const SIZE_MAX: u64 = i64::MAX as u64;
 /// Maximum number of pages that one fallocate(2) reserves: 1 TiB.
 const RESERVE_PAGES_MAX: u64 = (1 << 40) / PAGE_BYTES;
 
-/// All fields are protected by the lock of the content (`inode::File::content`).
+/// The content of a regular file. All fields are protected by the lock of the content
+/// (`inode::File::content`).
 ///
 /// # Invariants
 /// Invariants D.1 to D.4 of the module documentation.
 #[derive(Default)]
 pub(super) struct FileContent {
     size: u64,
-    /// None until the first page, because many files are empty.
+    /// The pages of the file. None until the first page, because many files are empty.
     map: Option<Box<PageMap>>,
     is_discarded: bool,
 }
@@ -59,7 +60,8 @@ impl FileContent {
         self.map.as_ref().map_or(0, |map| map.charged())
     }
 
-    /// Reads fewer bytes than `buf` has only at the end of the file.
+    /// Reads at `offset` into `buf` and returns the number of bytes. The number is smaller than the
+    /// length of `buf` only at the end of the file.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let len = self.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         match &self.map {
@@ -69,8 +71,9 @@ impl FileContent {
         len
     }
 
-    /// The end of the file is a hole. `ENXIO` if `offset` is at or behind the end, or no data
-    /// follows for `Seek::Data`.
+    /// Returns the offset of the next data or hole, at `offset` or after it. The end of the file
+    /// counts as a hole. `ENXIO` if `offset` is at or behind the end, or no data follows for
+    /// `Seek::Data`.
     pub(super) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -86,7 +89,8 @@ impl FileContent {
         Ok((found * PAGE_BYTES).clamp(offset, self.size))
     }
 
-    /// Writes fewer bytes than given if space runs out or the largest size is reached.
+    /// Writes `bytes` at `offset` and returns the number of bytes written. The number is smaller
+    /// than the length of `bytes` if space runs out or the largest size is reached.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is at or behind the largest size; `ENOSPC` if there is no space for the
@@ -120,7 +124,7 @@ impl FileContent {
         if size > SIZE_MAX { Err(Errno::FBIG) } else { Ok(()) }
     }
 
-    /// A larger size adds a hole.
+    /// Sets the size of the file. A larger size adds a hole, and a smaller one removes bytes.
     ///
     /// # Errors
     /// The errors of [`FileContent::check_size`].
@@ -134,7 +138,7 @@ impl FileContent {
         Ok(())
     }
 
-    /// Changes the allocation as fallocate(2) does.
+    /// Allocates or frees pages of the file, as fallocate(2) does.
     ///
     /// # Errors
     /// - `EINVAL` for an empty range. `EFBIG` for a range behind the largest size.
@@ -188,8 +192,8 @@ impl FileContent {
         self.is_discarded = true;
     }
 
-    /// `ESTALE` after `discard`, because no page of a discarded content may be charged (invariant
-    /// D.5).
+    /// Checks that the content was not discarded. `ESTALE` after `discard`, because no page of a
+    /// discarded content may be charged (invariant D.5).
     pub(super) fn check_kept(&self) -> Result<(), Errno> {
         if self.is_discarded { Err(Errno::STALE) } else { Ok(()) }
     }

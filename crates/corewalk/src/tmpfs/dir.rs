@@ -78,7 +78,8 @@ pub(super) struct Link {
     pub(super) kind: FileKind,
 }
 
-/// A position is valid until an entry of the directory is added, renamed or removed.
+/// An entry that was found by its name. It can be used until an entry of the directory is added,
+/// renamed or removed.
 #[derive(Clone, Copy)]
 pub(super) struct FoundEntry {
     pub(super) link: Link,
@@ -86,7 +87,7 @@ pub(super) struct FoundEntry {
     handle: u32,
 }
 
-/// All fields are protected by the lock of the directory's inode.
+/// The entries of one directory. All fields are protected by the lock of the directory's inode.
 pub(super) struct Directory {
     is_removed: bool,
     parent: u64,
@@ -100,13 +101,14 @@ pub(super) struct Directory {
     by_hash: HashIndex,
 }
 
-/// Entries with neighbouring cookies, in order, and tombstones.
+/// A group of entries with neighbouring cookies, in the order of the cookies. A removed entry is
+/// replaced by a tombstone.
 #[derive(Default)]
 struct Chunk {
-    /// The cookie of the entry with `low` 0.
+    /// The cookie that an entry with `low` 0 has.
     base: u64,
     len: usize,
-    /// `low` of the first entry of the chunk.
+    /// The field `low` of the first entry that was added to the chunk.
     first: u8,
     entries: Vec<Entry>,
 }
@@ -130,7 +132,7 @@ impl Directory {
         self.len
     }
 
-    /// The parent of the root is the root.
+    /// Returns the inode number of the parent directory. The parent of the root is the root.
     pub(super) fn parent(&self) -> u64 {
         self.parent
     }
@@ -177,7 +179,7 @@ impl Directory {
         }
     }
 
-    /// The name must not be in the directory.
+    /// Adds an entry for a name that is not in the directory.
     pub(super) fn insert_free(&mut self, key: Key<'_>, link: Link) -> Result<(), Errno> {
         self.check_alive()?;
         let low = ((self.last_cookie + 1) % CHUNK_COOKIES) as u8;
@@ -279,7 +281,8 @@ impl Directory {
 impl Chunk {
     #[inline]
     fn index_of(&self, low: u8) -> Option<usize> {
-        // Most chunks were never compacted; then the index follows from `low`.
+        // Most chunks were never compacted. In such a chunk, the index of an entry follows from
+        // `low`.
         let guess = usize::from(low.wrapping_sub(self.first));
         if self.entries.get(guess).is_some_and(|e| e.low == low) {
             return Some(guess);
@@ -306,7 +309,7 @@ impl Batch {
         self.entries.iter().filter_map(move |&(cookie, link, len)| {
             let (name, after) = rest.split_at(usize::from(len));
             rest = after;
-            // Every stored name is valid, so this skips none.
+            // Every stored name is valid, so `Name::new` skips none.
             let name = Name::new(name).ok()?;
             Some(DirEntry::new(name, link.ino, link.kind, cookie))
         })
@@ -325,7 +328,7 @@ impl Batch {
     }
 }
 
-/// The cookie of an entry is the chunk's base plus `low`.
+/// An entry of a chunk. Its cookie is the chunk's base plus `low`.
 struct Entry {
     name: EntryName,
     ino: u64,
@@ -338,7 +341,7 @@ impl Entry {
         Link { ino: self.ino, kind: self.kind }
     }
 
-    /// A tombstone has inode number 0, which no inode has.
+    /// Turns the entry into a tombstone: gives it the inode number 0, which no inode has.
     fn make_tombstone(&mut self) {
         self.name = EntryName::Inline(0, [0; INLINE_BYTES]);
         self.ino = 0;
@@ -474,9 +477,9 @@ mod tests {
     }
 
     proptest! {
-        /// Checks that the directory answers like a map from names to (inode number, cookie), in
-        /// the order of cookies. Both short names, which are stored in the entry, and long ones are
-        /// used.
+        /// Checks a directory against a map from names to inode numbers and cookies: both must give
+        /// the same answers, in the order of the cookies. Some names are short, so they are stored
+        /// in the entry. Others are long.
         #[test]
         fn directory_answers_as_a_map(ops in prop::collection::vec(op(), 1..600)) {
             let mut directory = Directory::new();

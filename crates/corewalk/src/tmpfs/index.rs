@@ -10,8 +10,8 @@
 //! # Mechanism
 //! The table stores pairs of a hash and a value. Let n be the number of buckets and m the smallest
 //! power of two that is at least n. Hash h belongs to bucket h mod m if that bucket exists,
-//! otherwise to bucket h mod m/2. A new bucket n - 1 takes its pairs from bucket n - 1 - m/2, and
-//! gives them back when it is removed.
+//! otherwise to bucket h mod m/2. A new bucket n - 1 gets its pairs from bucket n - 1 - m/2. When
+//! bucket n - 1 is removed, its pairs move back to that bucket.
 //!
 //! A search returns the [`Position`] of the pair, so that a change or removal of the pair need not
 //! search again.
@@ -28,7 +28,7 @@
 //!
 //! Source: Litwin, "Linear Hashing: A New Tool for File and Table Addressing", 1980.
 
-/// Maximum average number of pairs per bucket, above which the table grows.
+/// The maximum average number of pairs per bucket. An insertion that would exceed it adds a bucket.
 const FILL_MAX: usize = 4;
 /// The average number of pairs per bucket below which the table shrinks. Far below [`FILL_MAX`], so
 /// that alternating insertions and removals do not split and merge buckets.
@@ -49,7 +49,7 @@ struct Pair {
     value: u32,
 }
 
-/// A position is valid until the index changes.
+/// The position of a pair in the index. It is valid until the index changes.
 #[derive(Clone, Copy)]
 pub(super) struct Position {
     bucket: u32,
@@ -124,7 +124,8 @@ impl HashIndex {
         self.mask = mask_of(new + 1);
     }
 
-    /// There must be at least two buckets.
+    /// Removes the last bucket and moves its pairs to the bucket from which it was split. There
+    /// must be at least two buckets.
     fn merge(&mut self) {
         if let Some(last) = self.buckets.pop() {
             self.mask = mask_of(self.buckets.len());

@@ -73,7 +73,8 @@ pub(super) struct Inode {
 }
 
 enum Body {
-    /// A vacant slot, with the number of its earlier uses.
+    /// A vacant slot. The number counts the inodes that have used the slot. The next inode number
+    /// contains this count, so that no inode number repeats.
     Vacant(u32),
     File(File),
     Directory(Box<Directory>),
@@ -81,7 +82,8 @@ enum Body {
     Special(FileKind, u64),
 }
 
-/// Size and page count of a regular file, which can be read without the content's lock.
+/// A regular file. `size_bytes` and `pages` are copies, so that stat(2) does not wait for the lock
+/// of the content.
 #[derive(Default)]
 struct File {
     size_bytes: u64,
@@ -96,8 +98,8 @@ pub(super) fn target_bytes(target: &[u8]) -> u64 {
 }
 
 impl Inode {
-    /// The slot already has the new inode number. The inode has no links, except the two of a new
-    /// directory. The caller sets the ACLs.
+    /// Initializes a new inode, whose slot already has the inode number. The inode has no links,
+    /// except the two of a new directory. The caller sets the ACLs.
     pub(super) fn fill(&mut self, kind: FileKind, what: &Make<'_>, now: Timespec) {
         let (body, nlink) = match kind {
             FileKind::Regular => (Body::File(File::default()), 0),

@@ -6,8 +6,8 @@
 //!
 //! # Lock order
 //! 1. The content of one file. A thread that takes this lock holds no other one.
-//! 2. Directories, exclusive, in ascending order of their slots, all in one step ([`Locks`]): those
-//!    that contain the names, and each directory that is moved, removed or replaced.
+//! 2. Directories, exclusive, in ascending order of their slots, all in one step ([`Locks`]). They
+//!    are those that contain the names, and each directory that is moved, removed or replaced.
 //! 3. One inode that is not a directory. Its holder waits only for a lock of kind 4.
 //! 4. A free list of slots.
 //!
@@ -122,8 +122,7 @@ impl Tmpfs {
             let kind = table.read(node)?.kind();
             return Err(if kind == FileKind::Directory { Errno::PERM } else { Errno::STALE });
         }
-        // The lock of the inode may be released before its kind is used, because the kind never
-        // changes.
+        // The kind of an inode never changes, so it can be used after the inode's lock is released.
         let kind = table.read(node)?.kind();
         if kind == FileKind::Directory {
             return Err(Errno::PERM);
@@ -139,7 +138,7 @@ impl Tmpfs {
             return Err(Errno::NOENT);
         }
         let nlink = child.attributes.nlink.checked_add(1).ok_or(Errno::MLINK)?;
-        // S.2: each name counts like an inode, except the first.
+        // Charge one inode for each name except the first (invariant S.2 of `Tmpfs`).
         let price = u64::from(nlink > 1);
         self.inodes.take(price)?;
         let entered = entries.insert_free(key, Link { ino: node, kind });
@@ -231,8 +230,8 @@ impl Tmpfs {
         self.xattrs.first(set, &self.space)
     }
 
-    /// Lowers the link count of an inode after its directory entry `link` was removed: by 1 for a
-    /// file, and to 0 for a directory, which has only one name.
+    /// Lowers the link count of an inode after its directory entry `link` was removed. The count of
+    /// a file drops by 1. That of a directory drops to 0, since it has only one name.
     fn unlink(&self, table: &Entered<'_>, locks: &mut Locks<'_>, link: Link) -> Result<(), Errno> {
         change(table, locks, link, |attributes| {
             attributes.nlink = match link.kind {
@@ -240,7 +239,8 @@ impl Tmpfs {
                 _ => attributes.nlink - 1,
             };
             if attributes.nlink > 0 {
-                // S.2: the last name is uncharged with the inode.
+                // Uncharge the name. The last name is uncharged together with its inode (invariant
+                // S.2 of `Tmpfs`).
                 self.inodes.give_back(1);
             }
             attributes.touch(now());
@@ -318,7 +318,7 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// Refuses to move a directory into itself. `EINVAL`.
+    /// Fails with `EINVAL` if a directory would move into itself.
     fn check_loop(&self) -> Result<(), Errno> {
         if self.moved.link.ino == self.new_dir { Err(Errno::INVAL) } else { Ok(()) }
     }
@@ -344,9 +344,9 @@ struct Locks<'a> {
 }
 
 impl<'a> Locks<'a> {
-    /// `a` and `b` may have the same slot, which is then locked once. Slots are reused, so one
-    /// number may be that of a removed directory. The outdated number leads to `ESTALE`, here or in
-    /// a later call of `inode`.
+    /// Locks the directories `a` and `b`. They may have the same slot, which is then locked once.
+    /// Slots are reused, so one number may be that of a removed directory. The outdated number
+    /// leads to `ESTALE`, here or in a later call of `inode`.
     ///
     /// If a number is that of a file, this function locks the file before it fails. That cannot
     /// deadlock, because a thread that holds the lock of a file waits for no other inode.
@@ -395,7 +395,8 @@ impl<'a> Locks<'a> {
     }
 }
 
-/// The caller has locked a subdirectory; this function locks any other inode. `change` reads the
+/// Changes the attributes of the inode to which the entry `link` leads. If the inode is a
+/// directory, the caller has locked it. This function locks any other inode. `change` reads the
 /// clock itself, under the inode's lock.
 #[inline]
 fn change(

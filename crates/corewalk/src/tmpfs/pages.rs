@@ -33,7 +33,7 @@ use std::ops::Range;
 pub(super) const PAGE_BYTES: u64 = 4096;
 
 const PAGE_LEN: usize = PAGE_BYTES as usize;
-/// Pages of an extent: the bits of a word.
+/// The number of pages in an extent. A word has one bit for each page.
 const EXTENT_PAGES: u64 = 64;
 
 type Page = [u8; PAGE_LEN];
@@ -72,8 +72,9 @@ impl PageMap {
         }
     }
 
-    /// Each page that was not charged before uses one of `grants`, the pages that the caller has
-    /// charged. The copy ends when no grant is left.
+    /// Copies `bytes` to the pages at `offset`, and returns the number of copied bytes. `grants` is
+    /// the number of pages that the caller has charged. Each page that was not charged before uses
+    /// one of them. The copy ends when no grant is left.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8], grants: &mut u64) -> usize {
         let mut done = 0;
         while done < bytes.len() {
@@ -127,7 +128,8 @@ impl PageMap {
         }
     }
 
-    /// The caller has removed the pages at the new places.
+    /// Moves all pages from page `from` on, so that page `from` becomes page `to`. The caller has
+    /// removed the pages at the new positions.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let mut moving = Vec::new();
         let tail: Vec<u64> = self.extents.range(from / EXTENT_PAGES..).map(|(&no, _)| no).collect();
@@ -196,8 +198,8 @@ impl Extent {
         (self.present >> slot & 1 == 1).then(|| &mut *self.pages[index])
     }
 
-    /// `slot` has no page and no reserved space yet. None marks it as reserved (charged, but
-    /// without memory).
+    /// Adds a page at `slot`, which has no page and no reserved space yet. If `page` is None, marks
+    /// the slot as reserved (charged, but without memory).
     fn put(&mut self, slot: u64, page: Option<Box<Page>>) {
         match page {
             Some(page) => {

@@ -27,14 +27,14 @@
 //! # Locks
 //! - The lock of a slot protects the inode in the slot. For the order of several slot locks see the
 //!   module `names`.
-//! - The lock of a free list is taken before that of `depot` (a pool of free slots), and after no
-//!   other lock than that of a file's content.
+//! - The lock of a free list is taken before that of `depot` (a pool of free slots). A thread that
+//!   takes the lock of a free list holds no other lock than that of a file's content.
 //!
 //! # Invariants
 //! - I.1: an inode enters its slot before its first directory entry exists. It stays there until it
 //!   has no links and is forgotten. So each inode number in a locked directory is in the table.
-//! - I.2: a vacant slot of an allocated segment is in one free list (or the depot), or is being
-//!   moved between two. Retired slots (whose use count is at its maximum) and slot 0 are in none.
+//! - I.2: a vacant slot of an allocated segment is in one free list or in the depot, or a thread
+//!   moves it between them. Retired slots and slot 0 are in no list.
 //! - I.3: `Segment::uses` is at least the use count of each vacant slot of the segment.
 //!
 //! Source: traps P1, P2 and P11 in `traps.md`; Bonwick, Adams, "Magazines and Vmem", USENIX 2001.
@@ -55,7 +55,8 @@ use depot::Depot;
 /// The number of the root directory.
 pub(super) const ROOT_INO: u64 = 1;
 
-/// The number of a vacant slot. No segment has its slot.
+/// The inode number in a vacant slot. No segment contains the slot of this number, so no inode has
+/// it.
 pub(super) const NO_NUMBER: u64 = u64::MAX;
 
 const SEGMENT_SLOTS: u32 = 64;
@@ -71,9 +72,9 @@ type Slots = [OwnLine<RwLock<Inode>>; SEGMENT_SLOTS as usize];
 
 #[derive(Default)]
 struct Segment {
-    /// The slots, each protected by its own lock. A thread writes this pointer only while it owns
-    /// all of them: after it has made them, or has taken them from the depot (the pool of free
-    /// slots).
+    /// The slots, each protected by its own lock. A thread may write this pointer only while it
+    /// owns all slots of the segment. Such a thread has just made them, or has taken them from the
+    /// depot (the pool of free slots).
     slots: RcuOption<Slots>,
     /// An upper bound of the use counts of the segment's slots (invariant I.3).
     uses: AtomicU32,
@@ -86,9 +87,11 @@ struct Segment {
 pub(super) struct InodeTable {
     /// Each level is written once.
     levels: [OnceLock<Box<[Segment]>>; LEVELS],
-    /// The free slots, with a list for each shard of threads, each protected by its own mutex.
+    /// The lists of free slots, one for each shard of threads. Each list is protected by its own
+    /// mutex.
     free: Box<[OwnLine<Mutex<Vec<u32>>>]>,
-    /// A thread that locks both a list in `free` and the depot locks the list first.
+    /// The pool of free slots for all shards. A thread that locks both a list in `free` and the
+    /// depot locks the list first.
     depot: CachePadded<Mutex<Depot>>,
     segments: CachePadded<AtomicU64>,
 }
@@ -100,7 +103,8 @@ pub(super) struct Entered<'t> {
 }
 
 impl InodeTable {
-    /// The root directory's slot is vacant, but in no free list.
+    /// Returns a table with one segment of slots. The root directory's slot is vacant, but in no
+    /// free list.
     pub(super) fn new() -> InodeTable {
         let table = InodeTable {
             levels: [const { OnceLock::new() }; LEVELS],
@@ -184,7 +188,8 @@ impl InodeTable {
         }
     }
 
-    /// No other thread can find them yet.
+    /// Allocates the slots of the segment `nth`, and adds them to the list `free`. No other thread
+    /// can find these slots yet.
     fn make_segment(&self, nth: u32, free: &mut Vec<u32>) {
         let start = nth * SEGMENT_SLOTS;
         let level = (nth + 1).ilog2();
@@ -204,7 +209,7 @@ impl InodeTable {
 }
 
 impl Drop for InodeTable {
-    /// The memory of the segments is freed after a grace period.
+    /// Drops all inodes. The memory of the segments is freed after a grace period.
     fn drop(&mut self) {
         let section = rcu::read_lock();
         let segments = self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());
@@ -375,7 +380,8 @@ mod tests {
     }
 
     /// The numbers of removed inodes must stay invalid (`ESTALE`) while other threads make and
-    /// remove inodes, so that segments of 64 slots are freed and allocated again.
+    /// remove inodes. These threads make the table free and allocate segments of 64 slots again and
+    /// again.
     #[test]
     fn old_numbers_are_estale_while_segments_are_given_back() {
         const ROUNDS: usize = if cfg!(miri) { 2 } else { 60 };

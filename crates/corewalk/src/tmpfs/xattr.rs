@@ -10,9 +10,9 @@
 //! - The first change in an epoch: the new set is de-duplicated immediately, that is, replaced by
 //!   an equal shared set. An epoch ends when space runs out, and at `FileSystem::maintain` (called
 //!   once per second) and `Tmpfs::share_xattrs`.
-//! - Further changes in the epoch: the inode gets a private set, a copy if others use the old one.
-//!   That set is changed in place, and de-duplicated when the epoch ends. At most [`QUEUED_MAX`]
-//!   inodes wait for that.
+//! - Further changes in the epoch: the inode gets a private set. If other inodes use its old set,
+//!   the private set is a copy. The private set is changed in place, and de-duplicated when the
+//!   epoch ends. At most [`QUEUED_MAX`] inodes wait for that.
 //! - Sets over [`SHARED_BYTES_MAX`] are not shared, which bounds the cost of a copy. With
 //!   `share_xattrs` off no set is shared.
 //!
@@ -65,6 +65,8 @@ const QUEUED_MAX: u64 = 4096;
 
 pub(super) type OwnSet = Option<Arc<Block>>;
 
+/// The extended attributes and ACLs of all inodes of a tmpfs.
+///
 /// # Invariants
 /// X.2 and X.3 of the module documentation.
 pub(super) struct Xattrs {
@@ -91,8 +93,8 @@ impl Xattrs {
         }
     }
 
-    /// The caller has locked the inode `ino`, whose set is `own`. `changed` is the time of the
-    /// inode's last change.
+    /// Changes the set `own` of the inode `ino`, which the caller has locked. `changed` is the time
+    /// of the inode's last change.
     ///
     /// # Errors
     /// `E2BIG` for a value that is too long; `EEXIST` and `ENODATA` as the kind of change requires;
@@ -137,8 +139,8 @@ impl Xattrs {
         result
     }
 
-    /// If other inodes share the set, the inode gets a private, changed copy. `before` and `after`
-    /// are the bytes of the set.
+    /// Changes a set in place if only this inode uses it. Otherwise the inode gets a private,
+    /// changed copy. `before` and `after` are the bytes of the set.
     ///
     /// # Errors
     /// `ENOSPC` if there is no space for the change. The attributes are then unchanged, but perhaps
@@ -201,11 +203,12 @@ impl Xattrs {
         }
     }
 
-    /// `handle` gets the queued inodes, and calls [`Xattrs::share_queued`] for each.
+    /// Ends the epoch and empties the queue of inodes. `handle` gets these inodes, and calls
+    /// [`Xattrs::share_queued`] for each.
     pub(super) fn end_epoch(&self, now: Timespec, handle: impl FnOnce(Vec<u64>)) {
-        // ORDERING: Relaxed. A thread with the start of the old epoch may queue an inode at its
-        // first change in the new one. That is harmless: this or the next `end_epoch` de-duplicates
-        // its set.
+        // ORDERING: Relaxed. A thread may still load the start of the old epoch. It may then queue
+        // an inode at its first change in the new epoch. That is harmless: this or the next
+        // `end_epoch` de-duplicates the inode's set.
         self.epoch_ms.store(milliseconds(now), Ordering::Relaxed);
         self.queued.share(handle);
     }
@@ -240,7 +243,7 @@ impl Xattrs {
         }
     }
 
-    /// The statistics are exact while no set changes.
+    /// Returns the statistics. They are exact only while no set changes.
     pub(super) fn stats(&self) -> XattrStats {
         let blocks = self.blocks.get().and_then(Option::as_ref);
         XattrStats { shared_sets: blocks.map_or(0, Blocks::len), waiting: self.queued() }
@@ -266,7 +269,8 @@ impl Xattrs {
         }
     }
 
-    /// The caller has charged the copy to the budget.
+    /// Replaces a shared set by a private, changed copy. The caller has charged the copy to the
+    /// budget.
     fn copy(&self, own: &mut OwnSet, change: Change<'_>, space: &Budget) {
         let Some(shared) = own else { return };
         let mut copy = Block::private(shared.set().clone());
@@ -280,9 +284,9 @@ impl Xattrs {
     fn defers(&self, block: &Block, changed: Timespec, now: Timespec) -> bool {
         // ORDERING: Relaxed. See `end_epoch`.
         let epoch_ms = self.epoch_ms.load(Ordering::Relaxed);
-        // An epoch ends about once per second. Only a second change in one epoch is queued. A
-        // previous time after `now` does not count: the clock was set back, or a caller has set the
-        // time.
+        // An epoch lasts about one second. Only a second change of a set in one epoch is queued. If
+        // `changed` is after `now`, the clock was set back, or a caller has set the time. Then
+        // treat the change as the first.
         let is_again = (epoch_ms..=milliseconds(now)).contains(&milliseconds(changed));
         self.queued.defers(match (block.is_queued, is_again) {
             (true, _) => ChangeInEpoch::Waiting,

@@ -39,12 +39,12 @@ use crate::key_lock::KeyGuard;
 use crate::slot::InodeSlot;
 
 /// The factor that turns a slot number into the key of an attribute lock. Two keys that differ only
-/// in their two low bits share a lock, so slot numbers would be bad keys. The factor is 2 to the
-/// 64th over the golden ratio.
+/// in their two low bits share a lock. So slot numbers themselves would be bad keys. The factor is
+/// 2^64 divided by the golden ratio.
 const SLOT_SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 const NANOS: u32 = 1_000_000_000;
-/// A permission check reads the mode and then the ACL of an inode, and reads both again if they
-/// changed in between. After this many attempts, it takes the attribute lock.
+/// The number of attempts of a permission check before it takes the attribute lock. An attempt
+/// reads the mode and then the ACL of an inode. It fails if they may have changed in between.
 const ACL_TRIES: u32 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -226,7 +226,7 @@ impl Vfs {
         })
     }
 
-    /// The caller holds no other locks than in-lookup locks.
+    /// Takes the attribute lock of an inode. The caller holds no other locks than in-lookup locks.
     pub(super) fn lock_attributes(&self, slot: InodeSlot) -> KeyGuard<'_> {
         self.attr_locks.lock(u64::from(slot.get()).wrapping_mul(SLOT_SPREAD))
     }
@@ -252,8 +252,9 @@ impl Vfs {
         }
     }
 
-    /// The cached mode and owner are unknown while `change` runs. Afterwards they are set from the
-    /// back end's answer, unless another change overlapped.
+    /// Runs `change`, which changes attributes in the back end. The cached mode and owner are
+    /// unknown while `change` runs. Afterwards they are set from the back end's answer, unless
+    /// another change overlapped.
     pub(super) fn change(
         &self,
         slot: InodeSlot,
@@ -326,9 +327,11 @@ impl Vfs {
         Ok(set)
     }
 
-    /// `load_cred` is called only if the file has set-user-ID or set-group-ID. The caller holds the
-    /// returned lock until the content has changed. Otherwise another thread could set the bits
-    /// meanwhile.
+    /// Clears set-user-ID and set-group-ID of a file, as a write does. `load_cred` returns the
+    /// writer's credentials. It is called only if the file has set-user-ID or set-group-ID.
+    ///
+    /// The caller holds the returned lock until the content has changed. Otherwise another thread
+    /// could set the bits meanwhile.
     pub(super) fn clear_set_id<C: Borrow<Cred>>(
         &self,
         inode: &InodeRef<'_>,
@@ -349,7 +352,8 @@ impl Vfs {
         Ok(attr_lock)
     }
 
-    /// May call the back end. The caller holds no attribute lock.
+    /// Checks that `cred` has the permissions `what` for an inode. May call the back end. The
+    /// caller holds no attribute lock.
     ///
     /// # Errors
     /// `EACCES`, and the errors of the back end.
@@ -513,7 +517,7 @@ enum Consistency {
     Unproven,
 }
 
-/// The drop of this guard ends the change, even if the back end fails or panics.
+/// A running change of attributes. Its drop ends the change, even if the back end fails or panics.
 struct ChangeGuard<'v> {
     vfs: &'v Vfs,
     slot: InodeSlot,
@@ -559,8 +563,9 @@ fn left_of_set_id(cred: &Cred, perm: &Perm, set: &SetAttr) -> Result<Option<u32>
     Ok(clears.then_some(left))
 }
 
-/// Returns the mode of a file after a chown, or None if the mode stays. Set-group-ID stays if the
-/// group `gid` may not execute the file, and the caller is in it.
+/// Returns the mode of a file after a chown, or None if the mode stays. Set-group-ID stays only if
+/// two conditions hold. The group may not execute the file. The caller has `CAP_FSETID`, or is in
+/// both the old group and the group `gid`.
 ///
 /// # Errors
 /// `EPERM` if the chown clears a bit, and the caller may not chmod the file.
@@ -586,12 +591,13 @@ fn without_set_id(cred: &Cred, perm: &Perm) -> u32 {
     }
 }
 
-/// Returns true if a mode has set-group-ID without execution by the group.
+/// Returns true if a mode has set-group-ID, but does not allow the group to execute the file.
 fn is_lone_set_group_id(mode: u32) -> bool {
     mode & (mode::S_ISGID | 0o010) == mode::S_ISGID
 }
 
-/// Clears set-group-ID if the caller has neither the group nor `CAP_FSETID`.
+/// Returns `mode`. Clears set-group-ID if the caller is not in the group `gid` and lacks
+/// `CAP_FSETID`.
 fn allowed_set_id(cred: &Cred, gid: u32, mode: u32) -> u32 {
     match cred.is_in_group(gid) || cred.has(Caps::FSETID) {
         true => mode,

@@ -130,7 +130,8 @@ impl Vfs {
         self.dir(dir.slot).is_ok()
     }
 
-    /// Returns false if `child` is not in `parent`.
+    /// Looks up the name of `child` in `parent`, which adds the name to the cache. Returns false if
+    /// `child` is not in `parent`.
     fn look_up_child(&self, parent: &InodeRef<'_>, child: &InodeRef<'_>) -> Result<bool, Errno> {
         let name = self.name_of_child(parent, child);
         let found = name.and_then(|name| self.lookup(&Cred::root(), parent, Name::new(&name)?));

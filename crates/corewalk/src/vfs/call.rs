@@ -19,7 +19,8 @@ use crate::slot::InodeSlot;
 pub(crate) struct Call<'v> {
     vfs: &'v Vfs,
     superblock: &'v Superblock,
-    /// Protected by its own mutex, because a back end may ask for paths on several threads.
+    /// The path locks of the call. Protected by its own mutex, because a back end may ask for paths
+    /// on several threads.
     locks: Mutex<Vec<PathLock<'v>>>,
 }
 
@@ -29,12 +30,13 @@ pub(crate) struct CallNode<'c, 'v> {
     path: OnceLock<Result<Vec<u8>, Errno>>,
 }
 
-/// The path of a directory whose path lock a rename or a removal holds, or of a name in that
+/// A path that a rename or a removal has locked: the path of a directory, or of a name in this
 /// directory. `None` for a back end by number.
 pub(crate) struct KnownPath(pub(super) Option<Vec<u8>>);
 
 impl Vfs {
-    /// If the back end asks for a path of the inode, the path stays valid during the call.
+    /// Calls the back end for an inode. If the back end asks for a path of the inode, the path
+    /// stays valid during the call.
     #[inline]
     pub(crate) fn with_node<T>(
         &self,
@@ -74,9 +76,9 @@ impl Vfs {
         Call { vfs: self, superblock: self.superblock(inode), locks: Mutex::new(Vec::new()) }
     }
 
-    /// `moved` are the moved or removed inodes; if there is only one, the second is
-    /// `InodeSlot::NONE`. `above` are the directories of their names. Returns `None` for a back end
-    /// by number.
+    /// Takes the path locks of a rename or a removal. `moved` are the moved or removed inodes; if
+    /// there is only one, the second is `InodeSlot::NONE`. `above` are the directories of their
+    /// names. Returns `None` for a back end by number.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories was removed.
@@ -91,7 +93,7 @@ impl Vfs {
         }
     }
 
-    /// The path of the returned node is already locked.
+    /// Returns the node of an inode with the path `path`, which is already locked.
     pub(super) fn known_node<'a>(&self, inode: InodeSlot, path: &'a KnownPath) -> Node<'a> {
         let inodes = &self.dcache.inodes;
         let node = Node::with_source(inodes.ino(inode), inodes.kind(inode), path);

@@ -63,7 +63,8 @@ impl Vfs {
         })
     }
 
-    /// Returns false if the cache knows that a file has no capabilities.
+    /// Returns false if a file certainly has no capabilities: the cache knows it, or the file is
+    /// not a regular file.
     pub fn may_have_capability(&self, inode: &InodeRef<'_>) -> bool {
         inode.kind() == FileKind::Regular && !self.dcache.inodes.lacks_capability(inode.slot)
     }
@@ -82,8 +83,8 @@ impl Vfs {
         value
     }
 
-    /// The cache treats this as a change of attributes, so it will not remember an older answer of
-    /// the back end.
+    /// Sets the file capabilities in the back end. The cache treats the call as a change of
+    /// attributes, so it will not remember an older answer of the back end.
     pub(super) fn set_capability(
         &self,
         inode: &InodeRef<'_>,
@@ -106,7 +107,8 @@ fn is_absent(error: Errno) -> bool {
 /// Returns true if `value` is a `struct vfs_cap_data` of version 2, or of version 3, which names
 /// the root user of a user namespace.
 pub(super) fn is_capability(value: &[u8]) -> bool {
-    /// The effective flag, which shares a word with the version.
+    /// The bit of the effective flag. It is in the first word of `value`, together with the
+    /// version.
     const EFFECTIVE: u32 = 1;
     let Some((magic, _)) = value.split_first_chunk() else { return false };
     matches!(

@@ -3,10 +3,10 @@
 use super::{InodeRef, LOOKUP, LOOKUPS_MAX, Vfs};
 
 impl Vfs {
-    /// Drops `n` lookups of the inode with this number in the root file system, which
-    /// [`InodeRef::into_lookups`] has given to a client.
+    /// Drops `n` lookups of the inode with this number in the root file system.
+    /// [`InodeRef::into_lookups`] has counted these lookups for a client.
     ///
-    /// If the inode has fewer than `n` lookups, returns false and drops nothing: a wrong count of
+    /// If the inode has fewer than `n` lookups, returns false and drops nothing. A wrong count of
     /// one client must not free an inode that others use. An inode with 2^32 or more lookups keeps
     /// all of them (its count is saturated).
     ///
@@ -33,7 +33,8 @@ impl Vfs {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);
         if !older.is_empty() {
-            // `current` may have become a stale generation after `in_use` found it.
+            // `current` may also be in `older`, if another file got its number after `in_use` found
+            // it.
             let is_other = |inode: &InodeRef<'_>| older.iter().all(|old| old.slot != inode.slot);
             return self.forget_oldest_first(
                 &older,
@@ -45,14 +46,15 @@ impl Vfs {
         if !inode.drop_lookups(n) {
             return false;
         }
-        // Marks the inode as recently used, because a lookup by number in the cache does not.
+        // Mark the inode as recently used. A lookup in the cache by the number of the directory
+        // does not mark the inode that it finds.
         self.dcache.inodes.touch(inode.slot);
         true
     }
 
     /// Drops all lookups (references of clients) of the inode with this number in the root file
-    /// system, and those of older inodes that had the same number. Returns the number of dropped
-    /// lookups. A server calls this when its only client has gone.
+    /// system. Also drops those of older inodes that had the same number. Returns the number of
+    /// dropped lookups. A server calls this when its only client has gone.
     pub fn forget_all(&self, ino: u64) -> u64 {
         let current = self.in_use(ino);
         let older = self.stale_generations(ino);

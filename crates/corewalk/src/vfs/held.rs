@@ -11,8 +11,9 @@ pub(crate) struct Dir<'v> {
     pub(crate) now: Directory,
 }
 
-/// If the name has a dentry, a `FoundName` holds only that dentry. The dentry holds the inode until
-/// a thread with the in-lookup lock removes the name.
+/// The result of a lookup: an inode, and the dentry of the name if it has one. If there is a
+/// dentry, a `FoundName` holds a reference only on that dentry. The dentry holds the inode until a
+/// thread with the in-lookup lock removes the name.
 pub(crate) struct FoundName<'v> {
     pub(super) vfs: &'v Vfs,
     pub(crate) inode: InodeSlot,
@@ -21,12 +22,12 @@ pub(crate) struct FoundName<'v> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unattached {
-    /// The inode is a directory whose dentry has another name, and another operation is changing
-    /// that name. The caller can try again.
+    /// The inode is a directory. Another operation is moving its dentry, or has just added one
+    /// under another name. The caller can try again.
     Overtaken,
-    /// The back end shows a directory below itself.
+    /// The back end reports a directory below itself.
     Loop,
-    /// The arena is full, or the parent directory was removed.
+    /// No slot is left for a dentry, or the parent directory was removed.
     NoRoom,
 }
 
@@ -55,7 +56,8 @@ impl Drop for Dir<'_> {
 }
 
 impl<'v> FoundName<'v> {
-    /// If `dentry` is given, it must be a dentry of `inode`.
+    /// Returns a `FoundName` that takes over the references. `dentry`, if there is one, must be a
+    /// dentry of `inode`.
     pub(super) fn new(
         inode: InodeRef<'v>,
         dentry: Result<DentryHold<'v>, Unattached>,
@@ -114,7 +116,8 @@ impl Drop for FoundName<'_> {
 }
 
 impl<'v> DentryHold<'v> {
-    /// Takes over the caller's reference on the dentry. `slot` may be `DentrySlot::NONE`.
+    /// Returns a value that takes over the caller's reference on the dentry. `slot` may be
+    /// `DentrySlot::NONE`.
     pub(super) fn adopt(vfs: &'v Vfs, slot: DentrySlot) -> DentryHold<'v> {
         DentryHold { vfs, slot }
     }
@@ -123,7 +126,7 @@ impl<'v> DentryHold<'v> {
         self.slot
     }
 
-    /// The caller takes over the reference.
+    /// Returns the slot of the dentry. The caller takes over the reference on the dentry.
     pub(crate) fn into_slot(self) -> DentrySlot {
         let slot = self.slot;
         std::mem::forget(self);

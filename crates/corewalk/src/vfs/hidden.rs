@@ -35,8 +35,8 @@ use crate::fs::{Node, RenameMode};
 use crate::name::Name;
 use crate::slot::InodeSlot;
 
-/// A name that a rename or a removal is about to change, and the path of its directory, which is
-/// locked.
+/// A name that a rename or a removal is about to change, with the node and the locked path of its
+/// directory.
 #[derive(Clone, Copy)]
 pub(super) struct LockedName<'a> {
     pub(super) dir: Node<'a>,
@@ -53,8 +53,9 @@ enum HiddenBy {
 }
 
 impl Vfs {
-    /// In a back end by path, an open file is not removed but renamed to a hidden name. The caller
-    /// holds the path locks and the in-lookup lock of the name.
+    /// Removes a name in the back end. In a back end by path, an open file is not removed but
+    /// renamed to a hidden name. The caller holds the path locks and the in-lookup lock of the
+    /// name.
     pub(super) fn remove_in_backend(
         &self,
         at: LockedName<'_>,
@@ -70,8 +71,8 @@ impl Vfs {
         superblock.fs.remove(at.dir, at.name, node)
     }
 
-    /// A back end by path first gives a replaced file a hidden name. The caller holds the path
-    /// locks and the in-lookup locks of both names.
+    /// Renames a file in the back end. In a back end by path, a replaced file first gets a hidden
+    /// name. The caller holds the path locks and the in-lookup locks of both names.
     pub(super) fn rename_in_backend(
         &self,
         from: LockedName<'_>,
@@ -117,8 +118,9 @@ impl Vfs {
         }
     }
 
-    /// Returns the attributes that a client gets for the back end's `attr`: with the inode number
-    /// of the cache, and without the hidden name of an unlinked open file in the link count.
+    /// Returns the attributes that a client gets for the back end's `attr`. They have the inode
+    /// number of the cache. Their link count does not include the hidden name of an unlinked open
+    /// file.
     pub(super) fn reported(&self, inode: InodeSlot, attr: Attr) -> Attr {
         let attr = self.numbered_as(inode, attr);
         match &self.superblock(inode).paths {
@@ -131,7 +133,8 @@ impl Vfs {
 }
 
 impl Superblock {
-    /// After an error the name stays, because no caller could handle the error.
+    /// Removes a hidden name in the back end. After an error the name stays, because no caller
+    /// could handle the error.
     pub(super) fn remove_hidden(&self, hidden: &Hidden) {
         let (root, path) = (root_path(), KnownPath(Some(hidden.path())));
         let dir = Node::with_source(self.root_ino, FileKind::Directory, &root);
@@ -192,7 +195,8 @@ impl Superblock {
     }
 }
 
-/// During unwinding, catches a panic of the call, because a second panic would abort the process.
+/// Makes a call of the back end. If the thread is already panicking, catches a panic of the call,
+/// because a second panic would abort the process.
 pub(super) fn contain_panic(call: impl FnOnce()) {
     if is_panicking() {
         drop(catch_unwind(AssertUnwindSafe(call)));

@@ -27,9 +27,9 @@ const CREATION_FLAGS: u32 =
     OFlags::CREATE.union(OFlags::EXCL).union(OFlags::NOCTTY).union(OFlags::TRUNC).bits();
 
 impl Vfs {
-    /// Opens a file with the permissions `what` and returns the back end's answer. `flags` are
-    /// those of open(2). Creation flags such as `O_TRUNC` are dropped, so the caller must truncate
-    /// the file itself.
+    /// Opens a file and returns the back end's answer. `cred` must have the permissions `what`.
+    /// `flags` are those of open(2). Creation flags such as `O_TRUNC` are dropped, so the caller
+    /// must truncate the file itself.
     ///
     /// # Errors
     /// `EACCES`; `EISDIR` for writing to a directory; the errors of the back end.
@@ -301,7 +301,7 @@ impl Vfs {
     }
 
     /// Writes as [`Vfs::write`] does, but at the end of the file. `end` is the file size that the
-    /// caller knows. Only a back end whose files other programs may change finds the current end
+    /// caller knows. If other programs may change the files, the back end finds the current end
     /// itself. See [`FileSystem::append`].
     ///
     /// # Errors
@@ -443,8 +443,8 @@ impl Vfs {
         self.fs(inode.slot).counters(sink);
     }
 
-    /// Changes the allocation of a file that the caller has opened for writing. Clears set-user-ID
-    /// and set-group-ID as a write does.
+    /// Allocates or frees blocks of a file (fallocate(2)), which the caller has opened for writing.
+    /// Clears set-user-ID and set-group-ID as a write does.
     ///
     /// # Errors
     /// In this order: `EINVAL` for a length of 0; `EOPNOTSUPP` for conflicting flags; `ESPIPE` for
@@ -659,7 +659,8 @@ impl Vfs {
         })
     }
 
-    /// If the back end has already removed the inode, waits until its name has left the cache.
+    /// Calls the back end for an inode. If the back end has already removed the inode, waits until
+    /// its name has left the cache.
     #[inline]
     pub(super) fn ask<T>(
         &self,
@@ -704,8 +705,8 @@ impl Vfs {
                 }
                 self.permission(cred, inode.slot, what)
             }
-            // The class `system.` has only a few known names, such as those of ACLs. Without a
-            // suffix, it fails like any unknown name of the class.
+            // The class `system.` has only a few known names, such as those of ACLs. A name without
+            // a suffix fails like any unknown name of this class.
             (b"user" | b"trusted" | b"security", false) => Err(Errno::INVAL),
             _ => Err(Errno::OPNOTSUPP),
         }
@@ -738,17 +739,17 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// The extent of fsync(2) and fdatasync(2).
+/// The attributes that a call makes durable besides the data, as fsync(2) or fdatasync(2) does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fsync {
     /// Data and attributes.
     All,
-    /// Data, and the attributes needed to read it.
+    /// Data, and the attributes that are needed to read the data.
     Data,
 }
 
-/// Checks the flags of a fallocate(2) call, as Linux since 6.12. At most one operation is allowed.
-/// Punching a hole needs `KEEP_SIZE`; collapsing and inserting forbid it.
+/// Checks the flags of a fallocate(2) call, as Linux does since 6.12. At most one operation is
+/// allowed. Punching a hole needs `KEEP_SIZE`; collapsing and inserting forbid it.
 fn check_together(how: Fallocate) -> Result<(), Errno> {
     let is_size_kept = how.contains(Fallocate::KEEP_SIZE);
     match how - Fallocate::KEEP_SIZE {

@@ -52,7 +52,8 @@ pub struct Listing<'v> {
     directory: &'v InodeRef<'v>,
     handle: u64,
     changes: i64,
-    /// None for a removed directory, which has no entries.
+    /// The references and marks that the listing holds. None for a removed directory, which has no
+    /// entries.
     held: Option<Held<'v>>,
 }
 
@@ -66,8 +67,8 @@ struct Held<'v> {
 
 impl Vfs {
     /// Reports a page of the entries of a directory behind `cookie`, without `.` and `..`. Cookie 0
-    /// is the start. The page ends where `sink` breaks or where the back end ends it. A page
-    /// without entries is the end of the directory.
+    /// is the start. The page ends when `sink` returns `Break`, or earlier if the back end ends it.
+    /// A page without entries is the end of the directory.
     ///
     /// The caller has opened the directory for reading. `sink` must not call this namespace: during
     /// the call, the path of the directory may be locked, and renames wait for that lock.
@@ -176,7 +177,8 @@ impl Vfs {
 }
 
 impl<'v> Listing<'v> {
-    /// Returns this listing, through the handle of an [open directory](Vfs::opendir).
+    /// Returns this listing. It will pass the handle of an [open directory](Vfs::opendir) to the
+    /// back end.
     #[must_use]
     pub fn through(self, handle: u64) -> Listing<'v> {
         Listing { handle, ..self }

@@ -76,16 +76,17 @@ impl Vfs {
         self.lookup_by_ino_slow(cred, parent, name)
     }
 
-    /// Searches the cache only, without a lock. None does not prove that the name is not cached:
-    /// its inode may have too many references. [`Vfs::cached_child`] tells these cases apart.
+    /// Looks up a name in the cache only, without a lock. None does not prove that the name is not
+    /// cached: its inode may have too many references. [`Vfs::cached_child`] tells these cases
+    /// apart.
     #[inline]
     pub(crate) fn child_by_ino(&self, parent: u64, name: &[u8]) -> Option<InodeRef<'_>> {
         let slot = self.dcache.get_by_ino(parent, name)?;
         Some(InodeRef { vfs: self, slot })
     }
 
-    /// Returns the inode of a cached name, without asking the back end. With it, a server that is
-    /// notified of a change of a path finds the cached directories on that path.
+    /// Returns the inode of a cached name, without asking the back end. A server that is notified
+    /// of a changed path uses this method to find the cached directories on the path.
     ///
     /// # Errors
     /// `ENOENT` if the cache does not have the name, or `dir` was removed; `ENOTDIR`; `ENFILE`.
@@ -176,7 +177,8 @@ impl Vfs {
         Ok(found.map(|found| LookedUp { inode: found.into_inode(), attr }))
     }
 
-    /// `changes` is the count of attribute changes before the back end was asked.
+    /// Returns the result of a lookup for which the back end has returned `attr`. `changes` is the
+    /// count of attribute changes before the back end was asked.
     ///
     /// A client must not get attributes that are newer than the cached mode and owner. So these are
     /// invalidated if they differ from `attr`.

@@ -27,14 +27,15 @@ pub enum Removal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
     Cached,
-    /// A negative answer is not cached, because the caller is about to give the name to a file.
+    /// A negative answer must not be cached, because the caller is about to give the name to a
+    /// file.
     Dropped,
 }
 
 pub(super) struct Answer {
-    /// The parent key before the back end was asked.
+    /// The parent key that the directory had before the back end was asked.
     key: ParentKey,
-    /// The attribute changes before the back end was asked.
+    /// The count of attribute changes before the back end was asked.
     pub(super) changes: i64,
     pub(super) attr: Result<Attr, Errno>,
 }
@@ -82,8 +83,8 @@ impl Vfs {
         }
     }
 
-    /// Skips the check for a caller with `CAP_DAC_READ_SEARCH`, which allows to search every
-    /// directory.
+    /// Checks that the caller may search a directory. A caller with `CAP_DAC_READ_SEARCH` may
+    /// search every directory, so the check is skipped.
     #[inline]
     pub(super) fn may_search(&self, cred: &Cred, dir: InodeSlot) -> Result<(), Errno> {
         if cred.has(Caps::DAC_READ_SEARCH) {
@@ -95,7 +96,8 @@ impl Vfs {
         })
     }
 
-    /// Writes no shared memory except the found inode's reference count.
+    /// Looks up a name in the cache. Writes no shared memory except the found inode's reference
+    /// count. Returns None if the caller must ask the back end.
     pub(super) fn lookup_cached(
         &self,
         dir: InodeSlot,
@@ -107,7 +109,7 @@ impl Vfs {
         }
         let (slot, seen) = self.dcache.find(now.key, lookup_key)?;
         // Check that the directory's dentry has not changed since it was read. The slot of a
-        // removed directory may belong to another one.
+        // removed directory may belong to another directory by now.
         let is_still_parent = || self.dcache.dentries.is_unchanged(now.slot, now.seq);
         if seen.body.is_negative() {
             self.dcache.dentries.cold(slot).touch();
@@ -125,7 +127,7 @@ impl Vfs {
         Some(InodeRef { vfs: self, slot: inode }.unless_saturated())
     }
 
-    /// Returns the dentry of a directory inode with a reference.
+    /// Returns the dentry of a directory, with a reference on the dentry.
     ///
     /// # Errors
     /// `ENOENT` for a removed directory, `ENOTDIR` for another kind.
@@ -137,6 +139,8 @@ impl Vfs {
         Ok(Dir { vfs: self, now })
     }
 
+    /// Returns the dentry of a directory that the caller may search.
+    ///
     /// # Errors
     /// The errors of [`Vfs::dir`]; `EACCES` without search permission.
     pub(super) fn searched(&self, cred: &Cred, dir: &InodeRef<'_>) -> Result<Dir<'_>, Errno> {
@@ -145,7 +149,8 @@ impl Vfs {
         Ok(found)
     }
 
-    /// Returns None for a missing name. The caller holds the name's in-lookup lock.
+    /// Looks up a name in the cache or in the back end. Returns None for a missing name. The caller
+    /// holds the name's in-lookup lock.
     pub(crate) fn resolve(
         &self,
         dir: &Dir<'_>,
@@ -155,7 +160,7 @@ impl Vfs {
         self.resolve_or(dir, lookup_key, in_lookup, Missing::Cached)
     }
 
-    /// `missing` tells whether to cache a negative answer.
+    /// Like [`Vfs::resolve`], but `missing` tells whether to cache a negative answer.
     pub(super) fn resolve_or(
         &self,
         dir: &Dir<'_>,
@@ -173,7 +178,7 @@ impl Vfs {
         }
     }
 
-    /// The caller holds the in-lookup lock of the name.
+    /// Looks up a name in the cache. The caller holds the in-lookup lock of the name.
     pub(super) fn cached(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Cached<'_> {
         while let Some((slot, seen)) = self.dcache.find(dir.key(), lookup_key) {
             if seen.body.is_negative() {
@@ -201,7 +206,8 @@ impl Vfs {
         Some(DentryAndInode { dentry, inode: InodeRef { vfs: self, slot: inode } })
     }
 
-    /// An answer that an invalidation during the call may have made stale is not cached.
+    /// Looks up a name in the back end and caches the answer. An answer that an invalidation during
+    /// the call may have made stale is not cached.
     pub(super) fn fill(
         &self,
         dir: &Dir<'_>,
@@ -217,7 +223,7 @@ impl Vfs {
         self.take_answer(dir, lookup_key, in_lookup, answer, None)
     }
 
-    /// The caller holds the in-lookup lock of the name.
+    /// Looks up a name in the back end. The caller holds the in-lookup lock of the name.
     pub(super) fn ask_for_name(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>) -> Answer {
         let (key, changes) = (dir.key(), self.dcache.inodes.changes());
         let attr = self.with_node(dir.now.inode, |fs, node| fs.lookup(node, lookup_key.name));
@@ -316,7 +322,8 @@ impl Vfs {
         Ok(InodeRef { vfs: self, slot: entered.slot })
     }
 
-    /// If `key` is stale because the directory was invalidated, no lookup finds the dentry.
+    /// Gives the inode a dentry with this name in the directory. If `key` is stale because the
+    /// directory was invalidated, no lookup finds the dentry.
     pub(super) fn attach(
         &self,
         dir: &Dir<'_>,
@@ -325,7 +332,7 @@ impl Vfs {
         inode: &InodeRef<'_>,
         in_lookup: &KeyGuard<'_>,
     ) -> Result<DentryHold<'_>, Unattached> {
-        // On failure, any other cached dentry of the name is wrong.
+        // If the inode gets no dentry, any cached dentry of the name is wrong.
         let attached = self.attach_as(dir, key, lookup_key, inode, in_lookup);
         attached.inspect_err(|_| self.invalidate_cached(dir, lookup_key))
     }
@@ -406,8 +413,8 @@ impl Vfs {
             .map_err(|_| Unattached::NoRoom)
     }
 
-    /// Runs `operation`, which fails if the back end has removed one of `inodes`. The cache may
-    /// still have that inode.
+    /// Runs `operation`. It fails if the back end has removed one of `inodes`, although the cache
+    /// may still have that inode.
     ///
     /// A caller must not learn that an inode is gone before the cache shows it. So if `operation`
     /// fails, this method waits for the operation that removes the inode. All calls of the back
@@ -502,7 +509,7 @@ impl Vfs {
         })
     }
 
-    /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it one later.
+    /// Makes a regular file without a name (`O_TMPFILE`). [`Vfs::link`] can give it a name later.
     ///
     /// # Errors
     /// The errors of [`Vfs::make`]; `EOPNOTSUPP` if the back end cannot make a file without a name.
@@ -661,8 +668,8 @@ impl Vfs {
         })
     }
 
-    /// Returns the negative dentry of a free name, if it finds one. `EEXIST` if the name has a
-    /// file. The caller holds the in-lookup lock of the name.
+    /// Checks that the cache has no file with this name (`EEXIST`). Returns the negative dentry of
+    /// the name, if it finds one. The caller holds the in-lookup lock of the name.
     fn free_name(
         &self,
         dir: &Dir<'_>,
@@ -699,7 +706,8 @@ impl Vfs {
         }
     }
 
-    /// If the name was invalidated meanwhile, no lookup finds the dentry.
+    /// Adds a name to the cache that the back end has just given to `inode`. If the name was
+    /// invalidated meanwhile, no lookup finds the dentry.
     fn publish_change(
         &self,
         dir: &Dir<'_>,
@@ -712,7 +720,7 @@ impl Vfs {
         drop(self.attach(dir, key, lookup_key, inode, in_lookup));
     }
 
-    /// The caller has already checked search permission.
+    /// Checks that the caller may remove the name of `victim` from the directory `dir`.
     pub(super) fn may_delete(
         &self,
         cred: &Cred,

@@ -40,8 +40,8 @@ impl Numbers {
     }
 }
 
-/// If the back end has no inode numbers, the root gets `ROOT`, and the second result generates the
-/// numbers of all other files.
+/// Returns the attributes of a root with its inode number. If the back end has no inode numbers,
+/// the root gets `ROOT`, and the second result generates the numbers of all other files.
 pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
     match attr.ino {
         UNNUMBERED => {
@@ -53,7 +53,8 @@ pub(super) fn of_root(attr: &Attr) -> (Attr, Option<Numbers>) {
 }
 
 impl Vfs {
-    /// Returns None if the back end supplies inode numbers.
+    /// Returns the generator of inode numbers for the file system of `near`. Returns None if the
+    /// back end supplies inode numbers.
     pub(super) fn numbers(&self, near: InodeSlot) -> Option<&Numbers> {
         self.superblock(near).numbers.as_ref()
     }
@@ -62,8 +63,9 @@ impl Vfs {
         self.numbers(dir).map_or(attr, |numbers| numbers.number(attr))
     }
 
-    /// If the back end has no inode numbers, `attr` gets the number of the name's cached inode, or
-    /// a new one. The caller holds the in-lookup lock of the name.
+    /// Returns `attr` with an inode number. If the back end has no inode numbers, `attr` gets the
+    /// number of the name's cached inode, or a new one. The caller holds the in-lookup lock of the
+    /// name.
     pub(super) fn numbered(&self, dir: &Dir<'_>, lookup_key: &LookupKey<'_>, attr: Attr) -> Attr {
         let Some(numbers) = self.numbers(dir.now.inode) else { return attr };
         let is_kind = |inode| self.dcache.inodes.kind(inode) == attr.kind();
@@ -100,6 +102,8 @@ impl Vfs {
         number().unwrap_or(UNNUMBERED)
     }
 
+    /// Checks that a file has an inode number.
+    ///
     /// # Errors
     /// `EIO` if a number is missing.
     pub(super) fn check_number(attr: &Attr) -> Result<(), Errno> {

@@ -4,8 +4,8 @@
 //! A back end by path acts on whatever its path leads to. If a directory on the path is renamed
 //! during the call, the path leads nowhere, or to another file (trap X1 in `traps.md`). So calls
 //! and renames exclude each other:
-//! - A call that asks for a path takes a shared lock on the inode and on every directory above it,
-//!   until the back end has answered.
+//! - A call that asks for a path takes a shared lock on the inode and on every directory above it.
+//!   It holds these locks until the back end has answered.
 //! - A rename or removal takes an exclusive lock on the inodes that lose or change a name, until
 //!   the cache shows the change. So no path is built from a name that the back end no longer has.
 //!
@@ -16,8 +16,8 @@
 //! loaded again as another inode.
 //!
 //! # Guarantees
-//! - L.1: while a call holds the path lock of an inode, the back end runs no rename or removal of
-//!   that inode or of a directory above it. The cache shows each such change that was made before.
+//! - L.1: while a call holds an inode's path lock, the back end does not rename or remove the inode
+//!   or a directory above it. The cache shows each such change that was made before.
 //! - L.2: a call that already holds a path lock waits only for renames that already have their path
 //!   locks. A waiting rename holds no path lock.
 //! - L.3: no starvation. A rename waits for each conflicting rename or call that arrived earlier. A
@@ -54,7 +54,7 @@ use crate::slot::{DentrySlot, InodeSlot};
 pub(crate) struct Paths {
     /// Protected by its own mutex.
     table: Mutex<Table>,
-    /// Calls wait here for moves, under `table`.
+    /// Calls wait here for renames and removals, under `table`.
     move_ended: Condvar,
     /// Renames and removals wait here for other renames, removals or calls, under `table`.
     any_ended: Condvar,
@@ -96,7 +96,7 @@ struct MoveEntry {
     /// The inodes that lose or change a name in a rename or removal. If there is only one, the
     /// second is `InodeSlot::NONE`.
     moved: [InodeSlot; 2],
-    /// The inodes of the paths of its directories.
+    /// The inodes on the paths of the directories in which the rename or removal changes a name.
     above: Vec<InodeSlot>,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct MoveLock<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nesting {
-    /// The first path of the call.
+    /// The call does not hold a path lock yet.
     First,
     /// The call already holds another path lock. A waiting rename may wait for that lock, so the
     /// call must not wait for the rename. It waits only for renames that have their path locks.
@@ -144,8 +144,9 @@ impl Paths {
         })
     }
 
-    /// The returned lock keeps the path valid until it is dropped. Waits for renames and removals
-    /// of the inode and of directories above it.
+    /// Locks and returns a path of an inode, for a call of the back end. The lock keeps the path
+    /// valid until it is dropped. Waits for renames and removals of the inode and of directories
+    /// above it.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name.
@@ -163,7 +164,7 @@ impl Paths {
         // removes this call from the table of path locks.
         let mut lock = PathLock { paths: self, ticket, leaf: None };
         loop {
-            // Take and drop the reference without the table's lock.
+            // Take and drop the reference on the path's last dentry without the table's lock.
             lock.leaf = dpath::hold_name(dcache, inode).map(|slot| Leaf { dcache, slot });
             let leaf = lock.leaf.as_ref().map(|leaf| leaf.slot);
             let mut table = self.table.lock();
@@ -197,10 +198,10 @@ impl Paths {
         }
     }
 
-    /// `moved` are the inodes that lose or change a name; if there is only one, the second is
-    /// `InodeSlot::NONE`. Waits for calls with one of these inodes on their path, and for
-    /// conflicting earlier renames and removals. The lock keeps the paths of the directories
-    /// `above` valid.
+    /// Takes the path locks of a rename or a removal. `moved` are the inodes that lose or change a
+    /// name; if there is only one, the second is `InodeSlot::NONE`. Waits for calls with one of
+    /// these inodes on their path, and for conflicting earlier renames and removals. The lock keeps
+    /// the paths of the directories `above` valid.
     ///
     /// # Errors
     /// `ENOENT` if one of the directories has no name.
@@ -253,8 +254,8 @@ impl Paths {
         }
     }
 
-    /// Returns true if it was the last close of a file with a hidden name (unlinked or replaced
-    /// while open).
+    /// Counts a close of `inode`. Returns true if it was the last close of a file with a hidden
+    /// name (unlinked or replaced while open).
     pub(crate) fn count_close(&self, inode: InodeSlot) -> bool {
         if !self.hides() {
             return false;
@@ -283,7 +284,7 @@ impl Paths {
         self.hides() && name.starts_with(self.hidden_prefix.as_bytes())
     }
 
-    /// Returns the old hidden name of `inode`, if there is one.
+    /// Stores the new hidden name of `inode`. Returns its old hidden name, if there is one.
     pub(crate) fn hide(&self, inode: InodeSlot, hidden: Hidden) -> Option<Hidden> {
         self.table.lock().hidden.insert(inode, hidden)
     }
@@ -292,7 +293,8 @@ impl Paths {
         self.hides() && self.table.lock().hidden.contains_key(&inode)
     }
 
-    /// The caller removes the returned name from the back end.
+    /// Takes the hidden name of `inode` from the table, if there is one. The caller removes the
+    /// returned name from the back end.
     pub(crate) fn take_hidden(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -300,8 +302,8 @@ impl Paths {
         self.table.lock().hidden.remove(&inode)
     }
 
-    /// Called when the cache evicts an inode. Drops the inode's count of opens and its hidden name,
-    /// and returns that name.
+    /// Drops an inode's count of opens and its hidden name, when the cache evicts the inode.
+    /// Returns the hidden name.
     pub(crate) fn forget(&self, inode: InodeSlot) -> Option<Hidden> {
         if !self.hides() {
             return None;
@@ -341,11 +343,12 @@ impl Table {
         self.moves.iter_mut().find(|it| it.ticket == ticket).expect("the ticket has an entry")
     }
 
-    /// `ticket` is the rename's or removal's number in the order of arrival. `moved` are the inodes
-    /// that it moves or removes, and `above` those on the paths of its directories.
+    /// Returns true if a rename or a removal can get its path locks now. `ticket` is its number in
+    /// the order of arrival. `moved` are the inodes that it moves or removes, and `above` those on
+    /// the paths of its directories.
     ///
-    /// Another operation keeps this rename or removal from its path locks only if that operation
-    /// has path locks or a lower ticket, and is one of these:
+    /// Only an operation with path locks or a lower ticket keeps this rename or removal from its
+    /// path locks. It must also be one of these:
     /// - a call with one of `moved` on its path;
     /// - a rename or removal that moves one of `moved` or `above`;
     /// - a rename or removal with one of `moved` on the paths of its directories.

@@ -4,8 +4,8 @@
 //! answers.
 //!
 //! If the new name is not cached, the rename does not know whether a file has this name. So it
-//! tells the back end not to replace a file. During a rename only two kinds of operations wait:
-//! other changes of the old or the new name, and lookups of either name if it is not cached.
+//! tells the back end not to replace a file. During a rename, other changes of the old or the new
+//! name wait. Lookups of either name wait only if it is not cached. No other operation waits.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end, and checks all paths to the root over
@@ -35,7 +35,8 @@ use crate::key_lock::KeyGuard;
 use crate::name::Name;
 use crate::slot::{DentrySlot, InodeSlot};
 
-/// Renames in different directories seldom share one of these shards.
+/// The number of shards in [`InFlightRenames`]. It is so large that renames in different
+/// directories seldom share a shard.
 const IN_FLIGHT_SHARDS: usize = if cfg!(corewalk_shuttle) { 2 } else { 64 };
 
 impl Vfs {
@@ -108,7 +109,8 @@ impl Vfs {
             }
             let done = op.run(&source, target.as_ref(), mode, &in_lookup);
             if let Err(Failed::InBackEnd(_)) = done {
-                // Without the in-lookup locks, only the dentry is held.
+                // Find the replaced directory before the in-lookup locks are released. Afterwards
+                // only a reference on its dentry is held.
                 let victim = target.as_ref().and_then(FoundName::directory);
                 drop((changes, in_lookup));
                 self.wait_for_renames(victim);
@@ -127,16 +129,18 @@ impl Vfs {
     /// From the result of a removal the caller learns whether `victim` was empty. If a rename has
     /// emptied it, the cache must show that rename before the caller gets the result.
     ///
-    /// A caller whose own rename has failed has already taken it out of `in_flight_renames`, and
-    /// has released its in-lookup locks. So the caller does not wait for itself.
+    /// If the caller's own rename has failed, the caller has already removed it from
+    /// `in_flight_renames`, and has released its in-lookup locks. So the caller does not wait for
+    /// its own rename.
     pub(super) fn wait_for_renames(&self, victim: Option<DentrySlot>) {
         if let Some(slot) = victim {
             self.in_flight_renames.wait(slot);
         }
     }
 
-    /// The caller holds the dentry and the in-lookup locks of both names, and `topology` for a
-    /// directory. It drops the returned old parent when it holds no lock.
+    /// Moves a dentry to a new name. The caller holds the dentry and the in-lookup locks of both
+    /// names, and `topology` for a directory. It drops the returned old parent when it holds no
+    /// lock.
     pub(super) fn move_dentry(
         &self,
         slot: DentrySlot,
@@ -154,7 +158,8 @@ impl Vfs {
             Ok(old_parent) => Ok(DentryHold::adopt(self, old_parent)),
             Err(error) => {
                 if is_new_parent {
-                    // Not the last reference, because the running operation holds the directory.
+                    // This does not drop the last reference, because the running operation holds
+                    // the directory.
                     self.dcache.put(key.parent());
                 }
                 Err(error)
@@ -174,16 +179,16 @@ struct Rename<'v, 'a> {
 }
 
 enum Failed {
-    /// A check failed before the call of the back end.
+    /// A check failed, and the back end was not called.
     Before(Errno),
     /// The back end failed.
     InBackEnd(Errno),
 }
 
 impl<'v> Rename<'v, '_> {
-    /// Except for an exchange, first asks the back end to rename without replacing a file. Returns
-    /// None if that succeeds. Otherwise returns the file that now has the new name, if any, and the
-    /// caller renames again.
+    /// Tries to rename to a name that is not cached. Except for an exchange, first asks the back
+    /// end to rename without replacing a file. Returns None if that succeeds. Otherwise returns the
+    /// file that now has the new name, if any, and the caller renames again.
     fn rename_to_uncached_name(
         &self,
         source: &FoundName<'_>,
@@ -211,7 +216,8 @@ impl<'v> Rename<'v, '_> {
         }
     }
 
-    /// If `run` fails, nothing has changed.
+    /// Checks the rename, makes it in the back end, and then changes the cache. If `run` fails,
+    /// nothing has changed.
     fn run(
         &self,
         source: &FoundName<'_>,
@@ -320,8 +326,8 @@ impl<'v> Rename<'v, '_> {
         self.vfs.in_flight_moves.announce(&self.vfs.dcache, edges).map(Some)
     }
 
-    /// If one of the names was invalidated meanwhile, no lookup finds the dentry under its new
-    /// name.
+    /// Changes the cache after the back end has made the rename. If one of the names was
+    /// invalidated meanwhile, no lookup finds the dentry under its new name.
     fn commit(
         &self,
         source: &FoundName<'_>,
@@ -368,8 +374,8 @@ impl<'v> Rename<'v, '_> {
     }
 }
 
-/// The directories of running renames: a rename registers its two directories before it calls the
-/// back end, until the cache shows the result.
+/// The directories of running renames. A rename between two directories registers both before it
+/// calls the back end, until the cache shows the result.
 ///
 /// A rename that replaces a directory waits for other renames into and out of it, but only after
 /// the back end has removed the directory. By then the back end has made the other renames, or will
@@ -461,8 +467,8 @@ impl InFlightMoves {
         InFlightMoves { announced: Mutex::new(Vec::new()), withdrawn: Condvar::new() }
     }
 
-    /// Each edge is a directory and its new parent. First waits while these moves, together with a
-    /// move of another thread, could make a loop.
+    /// Announces moves of directories. Each edge is a directory and its new parent. First waits
+    /// while these moves, together with a move of another thread, could make a loop.
     ///
     /// # Errors
     /// `EINVAL` if a move would put a directory below itself.

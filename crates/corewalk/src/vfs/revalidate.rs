@@ -70,8 +70,9 @@ impl Vfs {
     }
 
     /// Looks up `name` in `dir` in the back end, even if the cache has it, and corrects the cache.
-    /// For a back end that other programs also change: a server calls this instead of
-    /// [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`].
+    /// This function is for a back end that other programs also change. A server calls it instead
+    /// of [`Vfs::revalidate`], [`Vfs::lookup`] and [`Vfs::getattr`], and saves calls of the back
+    /// end.
     ///
     /// If the back end still has the same directory under the name, the entries below it stay
     /// cached.
@@ -88,7 +89,8 @@ impl Vfs {
         self.lookup_slow(dir.slot, &self.dcache.lookup_key(name), Vfs::resolve_again)
     }
 
-    /// Caches the answer if it is new. The caller holds the in-lookup lock of the name.
+    /// Looks up a name in the back end, and caches the answer if it differs from the cache. The
+    /// caller holds the in-lookup lock of the name.
     fn resolve_again(
         &self,
         dir: &Dir<'_>,

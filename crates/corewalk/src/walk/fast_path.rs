@@ -15,12 +15,12 @@
 //! The last component of a path has its own copy of the loop's body, since it may be any kind of
 //! file. This copy prefetches the cache line with the inode number.
 //!
-//! To look up one component takes about 120 instructions on x86-64, and its validation about 10.
+//! The lookup of one component takes about 120 instructions on x86-64, and its validation about 10.
 //! Each lookup depends on the one before.
 //!
-//! To look up one component takes a chain of dependent loads: the name's hash, which contains the
-//! number of the directory; the bucket of that hash; the slot in the bucket's entry; the dentry in
-//! that slot, which has the number of the next directory.
+//! Within a lookup, each load depends on the one before. The hash of the name contains the
+//! directory's number, and selects a bucket. The bucket's entry contains a slot number. The dentry
+//! in that slot contains the number of the next directory.
 
 use super::{Mode, Walk};
 use crate::cred::Caps;
@@ -63,8 +63,8 @@ impl Walk<'_, '_> {
 struct FastCursor<'a> {
     dcache: &'a Dcache,
     extent: Extent,
-    /// This number plus a directory's inode number is part of the hashes of the names in the
-    /// directory.
+    /// The part of the directories' numbers that depends on the file system. Adding a directory's
+    /// inode number to it gives the number in the hashes of the directory's names.
     id: u64,
     dentry: DentrySlot,
     line: Line<'a>,
@@ -73,7 +73,8 @@ struct FastCursor<'a> {
 }
 
 impl FastCursor<'_> {
-    /// Calls `before` with the slot of the child before it loads the child's dentry.
+    /// Moves the cursor to the child called `component`. Calls `before` with the slot of the child
+    /// before it loads the child's dentry.
     ///
     /// Returns false if the child lacks a flag in `needed`, if the name is invalid, or if the read
     /// set is full. Also returns false if an entry of another name is the first match in the hash
@@ -106,8 +107,9 @@ struct Cursor<'p> {
 }
 
 impl Cursor<'_> {
-    /// Stops at a long name, and when the read set has no inline place. Also stops if an entry of
-    /// another name is the first match in the hash table.
+    /// Walks along the path as long as each step is simple. Stops at a long name, and when the read
+    /// set has no free element in its inline array. Also stops if an entry of another name is the
+    /// first match in the hash table.
     #[inline(always)]
     fn fast_steps(&mut self, dcache: &Dcache, read_set: &mut ReadSet, needed: Flags) {
         let path = self.path;

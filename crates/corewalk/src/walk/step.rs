@@ -137,8 +137,9 @@ impl<'v> Walk<'v, '_> {
         Ok(Some(hold))
     }
 
-    /// If another operation is changing the inode's name, waits for it, and the walk begins again.
-    /// Otherwise the walk fails.
+    /// Decides how a walk continues at an inode without a dentry. If another operation is changing
+    /// the inode's name, waits for that operation, and the walk begins again. Otherwise the walk
+    /// fails.
     fn unattached(&self, inode: &InodeRef<'_>, why: Unattached) -> Stop {
         match why {
             Unattached::Overtaken => {
@@ -227,6 +228,7 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
+    /// If a file system is mounted on the current dentry, moves the walk to the root of this mount.
     /// Repeats that while the root is itself a mount point.
     fn cross_mounts(&mut self) -> Result<(), Stop> {
         let vfs = self.vfs;
@@ -242,8 +244,8 @@ impl<'v> Walk<'v, '_> {
         Ok(())
     }
 
-    /// Moves the walk to the directory that contains the link, or to the root if the target is
-    /// absolute.
+    /// Reads a symbolic link and returns its target. Moves the walk to the directory that contains
+    /// the link, or to the root if the target is absolute.
     #[cold]
     fn read_link(
         &mut self,

@@ -185,7 +185,8 @@ fn open_file_removed_behind_the_cache_is_stale() {
     vfs.release(&file, handle);
 }
 
-/// A faulty back end: it finds files by inode number, but asks for the path of a node.
+/// A back end with a bug: it finds files by inode number, but asks for the path of a file. The back
+/// end must get an error (`EOPNOTSUPP`) and no path.
 struct Mistaken(Tmpfs);
 
 impl FileSystem for Mistaken {

@@ -76,7 +76,8 @@ fn file_keeps_its_number_while_the_cache_has_it() {
     assert_eq!(lookup(&vfs, "moved").ino(), a.ino());
     rename(&vfs, "moved", "b", RenameMode::Exchange);
     assert_eq!([lookup(&vfs, "b").ino(), lookup(&vfs, "moved").ino()], [a.ino(), b.ino()]);
-    // The back end is asked again and reports the same file.
+    // `revalidate` and `lookup_fresh` ask the back end again. It reports the same file, so the
+    // inode number must stay the same.
     vfs.revalidate(&root, name("b")).unwrap();
     assert_eq!(lookup(&vfs, "b").ino(), a.ino());
     let fresh = vfs.lookup_fresh(&Cred::root(), &root, name("b")).unwrap();
@@ -118,8 +119,8 @@ fn open_files_reach_the_back_end_until_they_are_closed() {
     assert_eq!((open(), vfs.write(&cred, &file, writer, 0, b"text")), (2, Ok(4)));
     vfs.remove(&cred, &root, name("f"), Removal::Unlink).unwrap();
     let mut buf = [0; 8];
-    // Without a handle, or with one of the wrong access mode, `ByPath` opens the file for this call
-    // only.
+    // A read or write may have no handle, or one that was opened with the wrong access mode. Then
+    // `ByPath` opens the file for that read or write only.
     for handle in [reader, writer, 0] {
         assert_eq!(vfs.read(&file, handle, 1, &mut buf), Ok(3));
         assert_eq!(&buf[..3], b"ext");
@@ -254,9 +255,9 @@ fn listed_entry_has_the_number_of_the_cached_file() {
     assert_eq!(entries, expected);
 }
 
-/// The name of an open file is invalidated, directly or because the removal of its directory is
-/// refused. A lookup of the name must then find the same inode. With a second inode, the removal of
-/// the name would treat the file as closed, and its content would be lost.
+/// A lookup must still find the inode of an open file after an invalidation of the file's name. (A
+/// failed removal of the directory invalidates the name, too.) If the lookup made a second inode, a
+/// removal of the name would treat the file as closed, and lose its content.
 #[test]
 fn open_file_is_one_file_after_an_invalidation_of_its_name() {
     let (fs, vfs) = new();
@@ -306,7 +307,8 @@ fn fsync_gets_the_file_that_the_client_has_open() {
     }
 }
 
-/// A listing goes on while its directory changes its path with another one.
+/// If two directories exchange their paths during a listing of each, each listing must continue
+/// with the names of its own directory.
 #[test]
 fn listing_of_a_renamed_directory_goes_on_with_its_names() {
     let (_, vfs) = new();

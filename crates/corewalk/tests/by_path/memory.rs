@@ -38,7 +38,8 @@ struct File {
 
 pub(crate) struct Open {
     access: u32,
-    /// The path at the time of the open.
+    /// The path with which the file was opened. `copy_file_range` uses it, because it gets no
+    /// paths.
     path: PathBuf,
     count: Arc<AtomicU64>,
 }

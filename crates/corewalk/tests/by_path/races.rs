@@ -37,8 +37,8 @@ fn make_linked(vfs: &Vfs) -> InodeRef<'_> {
     file
 }
 
-/// A rename that replaces the last name of an open file gives it a hidden name. A last close during
-/// the rename must not remove the hidden name.
+/// If a rename replaces the last name of an open file, the file gets a hidden name. A last close
+/// during the rename must not remove this hidden name.
 #[test]
 fn close_during_a_rename_over_the_last_name_keeps_the_file() {
     let _watchdog = Watchdog::start("a close beside a rename", LIMIT);
@@ -84,9 +84,8 @@ fn file_opened_while_it_is_closed_and_removed_stays() {
     assert_eq!(content(&vfs, &file).as_deref(), Ok("x"));
 }
 
-/// A name must not be evicted while a call of the back end uses a path that ends in this name.
-/// Otherwise its directory could be evicted too, and loaded again as an inode for which the call
-/// has no path lock.
+/// The names on a path must not be evicted while a call of the back end uses the path. Otherwise an
+/// evicted directory could be loaded again as another inode, on which the call has no path lock.
 #[test]
 fn name_in_use_by_a_call_is_not_evicted() {
     let _watchdog = Watchdog::start("an eviction beside a call", LIMIT);
@@ -116,8 +115,8 @@ fn name_in_use_by_a_call_is_not_evicted() {
     });
 }
 
-/// A file's count of opens must be dropped at its eviction. Otherwise the next file in the slot
-/// would inherit it and stay after its removal.
+/// The eviction of a file must drop the file's count of opens. Otherwise the next file in the slot
+/// would inherit the count, and would not be deleted at its removal.
 #[test]
 fn open_count_is_dropped_with_its_file() {
     let (_gate, fs, vfs) = gated();

@@ -18,8 +18,8 @@ use crate::tree::{Links, PathTree};
 /// from more threads.
 const CALLS: u64 = 60_000;
 const THREADS: usize = 5;
-/// Threads of a stress test with a slow back end: so many that calls are running when a rename
-/// begins.
+/// Number of threads of a stress test with a slow back end. There are so many that calls are
+/// running when a rename begins.
 const THREADS_MANY: usize = 24;
 const HELD: &[u8] = b"the file that stays";
 
@@ -111,13 +111,13 @@ impl<'v> Storm<'v> {
         vfs.release(&file, handle);
         let (from, to) = ((dir, name("new")), (dir, name("current")));
         vfs.rename(cred, from, to, RenameMode::Replace).unwrap();
-        // ORDERING: Relaxed. A reader with an older version only checks less.
+        // ORDERING: Relaxed. A reader that loads an older version number only checks less.
         self.published.store(version, Ordering::Relaxed);
     }
 
     fn read_published(&self) {
         let (vfs, cred) = (self.vfs, &self.cred);
-        // ORDERING: Relaxed. A stale number only makes the check weaker.
+        // ORDERING: Relaxed. An older version number only makes the check weaker.
         let before = self.published.load(Ordering::Relaxed);
         let file = vfs.lookup(cred, &self.dir, name("current")).unwrap();
         assert_eq!(vfs.getattr(&file).unwrap().ino, file.ino());

@@ -39,8 +39,9 @@ pub(crate) struct PathTree {
     state: Mutex<State>,
     links: Links,
     pause: Box<Pause>,
-    /// For control tests: a call of this back end asks this namespace for the path of its file,
-    /// without a path lock. So a rename can make the path invalid during the call.
+    /// For control tests. If this is set, a call asks this namespace for the path of its file,
+    /// instead of using the path that it was given. No path lock protects that path, so a rename
+    /// during the call can make it invalid.
     pub(crate) snapshots: OnceLock<Weak<Vfs>>,
     /// Number of calls of the back end whose path led to another file than the namespace meant.
     pub(crate) strays: AtomicU64,

@@ -140,7 +140,7 @@ fn drop_of_the_namespace_removes_hidden_names() {
     let (fs, vfs) = new(Links::Yes);
     let file = make(&vfs, "f");
     vfs.open(&Cred::root(), &file, 0, May::READ).unwrap();
-    // Give a lookup to a client that never forgets the file.
+    // Turn the reference into a client lookup, which no `forget` drops.
     let ino = file.into_lookups();
     remove(&vfs, "f");
     assert_eq!(vfs.inode(ino).unwrap().ino(), ino);

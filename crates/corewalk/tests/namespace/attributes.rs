@@ -93,8 +93,8 @@ fn write_never_changes_a_file_with_set_user_id() {
     assert_eq!(mode_of(&vfs, &f), 0o4755, "the chmod was lost");
 }
 
-/// An append must write at the caller's `end` if only the namespace changes the files of the back
-/// end.
+/// An append must write at the offset `end` that its caller passes, if only the namespace changes
+/// the files of the back end.
 #[test]
 fn append_writes_at_the_end_that_the_caller_gives() {
     let vfs = new();
@@ -250,9 +250,10 @@ fn shut_to_its_owner(vfs: &Vfs) -> InodeRef<'_> {
     f
 }
 
-/// A permission check must not mix the old owner with the new ACL. User 2 owns a file whose ACL
-/// denies the owner. First the owner becomes root, then the ACL allows the owner to read. So user 2
-/// may never read the file.
+/// A permission check must not combine the old owner of a file with the new ACL. User 2 owns a file
+/// whose ACL denies the owner. Then root becomes the owner, and after that the ACL allows the owner
+/// to read. User 2 may read the file neither before nor after these changes, so a check during them
+/// must fail, too.
 #[test]
 fn check_during_a_change_of_owner_and_acl_mixes_nothing() {
     let _watchdog = Watchdog::start("a check beside a change", Duration::from_secs(60));

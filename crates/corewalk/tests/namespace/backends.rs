@@ -1,7 +1,7 @@
 //! A tmpfs with a hook around its calls.
 //!
 //! [`HookedTmpfs`] passes every call to a tmpfs. Before and after some calls it runs a [`Hook`],
-//! often a closure, which may wait, panic, return an error, change the tmpfs, or replace inode
+//! often a closure. The hook may wait, panic, return an error, change the tmpfs, or replace inode
 //! numbers. The shuttle models use this file too.
 
 use std::ops::ControlFlow;
@@ -13,8 +13,8 @@ use corewalk::{
     Seek, SetAttr, StatFs, XattrMode,
 };
 
-/// A call of the tmpfs below a [`HookedTmpfs`]: the point before the call, or after it (`..Done`).
-/// The inode numbers are those that the namespace sees.
+/// A point at which a [`HookedTmpfs`] runs its hook: before a call of the tmpfs, or after the call
+/// (`..Done`). The inode numbers are those that the namespace sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call<'a> {
     Root,
@@ -39,14 +39,15 @@ pub(crate) enum Call<'a> {
 }
 
 pub(crate) trait Hook: Send + Sync + 'static {
-    /// The namespace gets the error that this hook returns.
+    /// Runs the hook at the point `call`. If the hook returns an error, the call fails with this
+    /// error.
     fn at(&self, fs: &Tmpfs, call: Call<'_>) -> Result<(), Errno>;
 
     fn inside(&self, ino: u64) -> u64 {
         ino
     }
 
-    /// Returns the attributes that the namespace gets for `attr`.
+    /// Translates the attributes `attr` of the tmpfs to those that the namespace gets.
     fn outside(&self, attr: Attr) -> Attr {
         attr
     }

@@ -178,8 +178,8 @@ fn grow(tree: &[Entry], caller: &Caller) -> Arc<Vfs> {
 struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Sets all modes at the end. Otherwise a directory's mode could prevent the creation of files
-    /// in it.
+    /// Makes the files of `tree` on the host. Sets all modes after that, because the mode of a
+    /// directory could prevent the creation of files in it.
     fn new(round: u32, tree: &[Entry], caller: &Caller) -> TempDir {
         let name = format!("corewalk-differential-{}-{round}", std::process::id());
         let dir = TempDir(std::env::temp_dir().join(name));
@@ -242,8 +242,8 @@ fn order_of_errors_is_that_of_the_host() {
     let mut differ: BTreeMap<String, u32> = BTreeMap::new();
     thread::scope(|scope| {
         scope.spawn(move || serve(&calls, &answer));
-        // Move `call` into this closure. Its drop at the end, even after a panic, ends the serving
-        // thread.
+        // Move `call` into this closure, so that it is dropped at the closure's end, even after a
+        // panic. The drop ends the serving thread.
         let call = call;
         for round in 0..ROUNDS {
             let tree = random_tree(&mut rng);

@@ -202,8 +202,9 @@ fn security_attributes_need_a_capability_to_change() {
     }
 }
 
-/// A write, a truncation or a chown of a file that its group may not execute must keep set-group-ID
-/// for a caller in the group or with `CAP_FSETID`.
+/// Set-group-ID must stay on a file that its group may not execute, if the caller is in the group
+/// or has `CAP_FSETID`. The test makes a write, a truncation and a chown. A chown that also clears
+/// set-user-ID clears set-group-ID, too, if the caller is not in the new group.
 #[test]
 fn set_group_id_without_execution_stays_for_the_group() {
     let vfs = new();
@@ -216,7 +217,7 @@ fn set_group_id_without_execution_stays_for_the_group() {
         &|cred, f| assert_eq!(vfs.write_with_lazy_cred(f, 0, 0, b"x", || cred.clone()), Ok(1)),
         &|cred, f| vfs.fallocate(cred, f, 0, 0, 9, Fallocate::empty()).unwrap(),
         &|cred, f| assert_eq!(vfs.setattr(cred, f, &cut).map(|attr| attr.size), Ok(0)),
-        // The call may be refused, but not with `EACCES`.
+        // Some callers may not make this change. Their error must not be `EACCES`.
         &|cred, f| assert_ne!(vfs.setattr(cred, f, &give).err(), Some(Errno::ACCESS)),
     ];
     let left = |cred: &Cred, mode: u32, call: usize| {

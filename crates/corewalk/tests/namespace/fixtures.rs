@@ -26,8 +26,8 @@ pub(crate) fn at(vfs: &Vfs) -> FsStruct<'_> {
     FsStruct { root: vfs.root_path(), cwd: vfs.root_path() }
 }
 
-/// Makes each entry of `paths`. An entry that ends in `/` is a directory, an entry `a -> b` is a
-/// symbolic link `a` to `b`, and any other entry is a file.
+/// Makes each entry of `paths`. An entry that ends in `/` is a directory. An entry `a -> b` is a
+/// symbolic link `a` to `b`. Any other entry is a file.
 pub(crate) fn tree(vfs: &Vfs, paths: &[&str]) {
     let at = at(vfs);
     for path in paths {

@@ -65,8 +65,8 @@ fn record(
     History::join(recorders)
 }
 
-/// A sequential order of random concurrent operations must explain all answers. Traps T12, T13,
-/// T15, T26 and P8 in `traps.md`.
+/// The answers of random concurrent operations must be those of some sequential order. Traps T12,
+/// T13, T15, T26 and P8 in `traps.md`.
 #[test]
 fn histories_over_tmpfs_are_linearizable() {
     let _watchdog = Watchdog::start("histories over tmpfs", Duration::from_secs(300));
@@ -173,9 +173,9 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Control (a variant with the bug must fail): the recorded history has a lookup that misses a file
-/// which was created before, as if the cache had not been updated. The checker must reject this
-/// history.
+/// Control (a variant with the bug must fail): a lookup of the recorded history misses a file that
+/// was created before. The lookup answers as if the cache had not been updated. The checker must
+/// reject this history.
 #[test]
 #[should_panic(expected = "linearizable")]
 fn control_wrong_answer_is_rejected() {

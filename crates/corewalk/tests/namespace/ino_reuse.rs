@@ -105,7 +105,7 @@ fn lookup_by_a_reused_number_finds_no_name_of_the_old_directory() {
 }
 
 /// Two directories have the same reused inode number, and a client holds lookups of both. The
-/// client's calls of `forget` name only the number. They must drop the lookups of the older
+/// client's calls of `forget` name only the number. So `forget` must drop the lookups of the older
 /// directory first. Traps P5 and P6 in `traps.md`.
 #[test]
 fn forget_drops_lookups_of_the_older_inode_first() {

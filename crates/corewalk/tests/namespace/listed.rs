@@ -135,8 +135,9 @@ const TOLD_OF_F: [fn(&Vfs); 3] = [
     },
 ];
 
-/// A listing has read a file that another program then removes. Once the namespace is told, the
-/// listing must not bring the name back, whether or not it was cached. Trap P12 in `traps.md`.
+/// A listing has read a file that another program then removes. After the namespace has learnt of
+/// the removal, the listing must not bring the name back. That holds whether or not the name was
+/// cached. Trap P12 in `traps.md`.
 #[test]
 fn entry_from_before_an_invalidation_is_refused() {
     for (tell, is_cached) in TOLD_OF_F.into_iter().flat_map(|tell| [(tell, true), (tell, false)]) {
@@ -185,8 +186,8 @@ fn entry_from_before_a_move_behind_the_namespace_is_refused() {
     assert_eq!(d.path().unwrap(), b"/b/d");
 }
 
-/// After a chmod, the old mode of an entry that was listed before must not be cached. Trap T25 in
-/// `traps.md`.
+/// A listing has read the entry of a file, and then a chmod changes the mode of the file. The old
+/// mode in the entry must not enter the cache. Trap T25 in `traps.md`.
 #[test]
 fn mode_from_before_a_chmod_is_not_used() {
     for is_cached in [true, false] {
@@ -210,8 +211,8 @@ fn mode_from_before_a_chmod_is_not_used() {
     }
 }
 
-/// Control (a variant with the bug must fail): a listing begins after a removal, but gets entries
-/// from before it, and brings the removed name back.
+/// Control (a variant with the bug must fail): entries that were read before a removal are entered
+/// by a listing that began after it. So the removed name comes back.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_entry_of_an_older_listing_is_caught() {
@@ -279,9 +280,10 @@ impl Owned<'_> {
     }
 }
 
-/// Each of several threads makes, moves and removes its own names in two directories, and must
-/// always find exactly these. Meanwhile other threads list the directories, enter the listed
-/// entries in the cache, and evict unused entries. Traps T25, T12 and T13 in `traps.md`.
+/// Several threads each make, move and remove names of their own in two directories. Each thread
+/// must always find exactly the names that it has made. Meanwhile other threads list the
+/// directories, enter the listed entries in the cache, and evict unused entries. Traps T25, T12 and
+/// T13 in `traps.md`.
 #[test]
 fn storm_of_changes_beside_listings_brings_no_name_back() {
     let _watchdog = Watchdog::start("listings beside changes", Duration::from_secs(300));

@@ -10,14 +10,14 @@ use corewalk::{
 };
 use corewalk_testkit::linearize::Spec;
 
-/// The directories that always exist: the root, and two directories below it that may be renamed
-/// and moved.
+/// All directories of the model: the root, and two directories that exist at the start. These two
+/// may be renamed, moved and removed.
 pub(crate) const DIRS: [u32; 3] = [0, 1, 2];
 pub(crate) const NAMES: [&str; 4] =
     ["a", "b", "p", "a-name-of-more-than-forty-bytes-so-that-it-is-long"];
 
-/// An operation on the model's tree. It names files and directories by tags (`dir`, `tag`): numbers
-/// that are also the user ID of the file's owner. No operation makes a removed directory again.
+/// An operation on the model's tree. Each file and directory has a number (`dir` or `tag`), which
+/// is also the user ID of its owner. No operation makes a removed directory again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Lookup { dir: u32, name: usize },

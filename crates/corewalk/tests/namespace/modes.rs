@@ -297,7 +297,7 @@ struct Judge {
     dir: PathBuf,
     is_tmpfs: bool,
     has_attributes: bool,
-    /// False in a container where even root cannot make device nodes.
+    /// Whether device nodes can be made in `dir`. In some containers even root cannot make any.
     has_devices: bool,
 }
 
@@ -397,8 +397,8 @@ fn answers_and_modes_are_those_of_the_host() {
             let (call, calls) = channel();
             let (answer, answered) = channel();
             scope.spawn(move || serve(cred, &calls, &answer));
-            // Move `call` into this closure. Its drop at the end, even after a panic, ends the
-            // serving thread.
+            // Move `call` into this closure, so that it is dropped at the closure's end, even after
+            // a panic. The drop ends the serving thread.
             let call = call;
             let each = |start: Start, op: Op| {
                 let mine = ours(&vfs, cred, start, op, umask);

@@ -8,7 +8,8 @@ use corewalk::{Errno, Vfs};
 use crate::backends::{Call, HookedTmpfs};
 use crate::fixtures::over;
 
-/// `arrived` tells that a thread has stopped. `go_on` sends it the result with which it continues.
+/// Two channels between a test and a thread that stops in the back end. `arrived` reports that the
+/// thread has stopped. Through `go_on` the test sends the result with which the thread continues.
 pub(crate) struct Stop {
     pub(crate) arrived: Receiver<()>,
     pub(crate) go_on: Sender<Result<(), Errno>>,

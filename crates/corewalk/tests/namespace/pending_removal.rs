@@ -40,8 +40,8 @@ fn slow_with_stale_errors(slow: &'static [u8], gone: u64) -> (Arc<Vfs>, Stop) {
     let now = AtomicU64::new(0);
     let vfs = over(HookedTmpfs::new(move |_, call| {
         if is_done(call, slow) {
-            // ORDERING: SeqCst. Stands for a change of the back end, which every thread sees
-            // immediately.
+            // ORDERING: SeqCst. `now` stands for the state of the back end. Every thread sees a
+            // change of this state immediately.
             now.store(gone, Ordering::SeqCst);
             return pause();
         }
@@ -168,7 +168,7 @@ enum Permissions {
 }
 
 fn check_errors_of_a_vanishing_directory(slow: &'static [u8], change: Change) {
-    // The number of `d`, the first file after the root.
+    // The inode number of `d`, which is the first file that is made after the root.
     const GONE: u64 = 2;
     let mut early = Vec::new();
     for (what, act) in ACTS {

@@ -29,7 +29,7 @@ fn operation() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Events between operations that must not change an answer.
+/// An event before an operation. It must not change the answer of the operation.
 #[derive(Clone, Copy, Debug)]
 enum Noise {
     None,

@@ -20,8 +20,8 @@ fn user() -> Cred {
     Cred::user(7, 7, &[])
 }
 
-/// When an rcu-walk searches `directory`, renames its parent away and back. When a ref-walk
-/// searches it for the first time, calls `change`.
+/// Changes the tree while a walk searches `directory`. During an rcu-walk it renames the parent of
+/// `directory` away and back. During the first ref-walk it calls `change`.
 struct Disturber {
     vfs: OnceLock<Weak<Vfs>>,
     directory: OnceLock<u64>,

@@ -1,5 +1,5 @@
 //! Tests of bugs of other name caches about object lifetime, reclaim and scale, and of the memory
-//! budget (traps T43 to T51, T54, T55, P8 and P12 in `traps.md`).
+//! budget. They cover traps T43 to T51, T54, T55, P8 and P12 in `traps.md`.
 //!
 //! In these tests an object dies while other threads use it, or there are very many objects. Some
 //! compare how long two amounts of work take in the same run. They measure the CPU time of the

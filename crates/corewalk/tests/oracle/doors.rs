@@ -1,6 +1,8 @@
-//! A door is one of the interfaces by which the tests ask the namespace about the tree: a
-//! translation of a file to its path, a lookup or a walk. It also returns the claim of each answer:
-//! the names that the tree must have had if it is true.
+//! A door is an interface through which the tests ask the namespace about the tree. It is a
+//! translation of a file to its path, a lookup or a walk.
+//!
+//! With each answer, a door returns a claim: the names that the tree must have had for the answer
+//! to be true.
 
 use std::cell::{Cell, RefCell};
 
@@ -21,19 +23,20 @@ type Ask<'a> = Box<dyn Fn(&mut Rng, &mut [u8]) -> Claim + Sync + 'a>;
 
 pub(crate) struct Door<'a> {
     pub(crate) name: &'static str,
-    /// After this many lock-free attempts, a call may make one more under the lock that blocks
-    /// moves of directories.
+    /// Maximum number of failed lock-free attempts of one call. After them, a call may make one
+    /// more attempt, under the lock that blocks moves of directories.
     pub(crate) passes_max: u64,
     pub(crate) ask: Ask<'a>,
 }
 
-/// The passes of a translation; see `Vfs::stats` and `PathRef::path_of`.
+/// Number of lock-free attempts that a path translation makes before it takes the lock (see
+/// `Vfs::stats` and `PathRef::path_of`).
 pub(crate) const PASSES: u64 = 4;
 /// Maximum number of lock-free attempts of a path translation by inode number: one without a
 /// reference on the inode, and up to `PASSES` with one.
 const PASSES_BY_NUMBER: u64 = PASSES + 1;
-/// Maximum number of failed lock-free attempts of a translation into a buffer: up to `PASSES` with
-/// a small read set, and up to `PASSES` with a large one, minus 1.
+/// Maximum number of failed lock-free attempts of a translation into a buffer. Up to `PASSES`
+/// attempts use a small read set, and up to `PASSES` use a large one.
 ///
 /// The 1 is subtracted because the last attempt with the small read set does not fail. It finds
 /// more names on the path than the small read set can hold.
@@ -150,7 +153,8 @@ fn from_elsewhere<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     ]
 }
 
-/// The answer that a name does not exist is judged, too: it must have been true at one instant.
+/// Returns doors that look up a name. If a lookup finds no such name, its claim is that the name
+/// did not exist at one instant.
 pub(crate) fn lookups<'a>(tree: &'a Tree<'a>) -> Vec<Door<'a>> {
     let lookup = |variable: usize| {
         let dir = [(TOP, &tree.root), (WAY, &tree.middle), (INNER, &tree.mounted)]

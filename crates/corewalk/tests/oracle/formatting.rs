@@ -1,16 +1,17 @@
 //! Patterns of the paths that can exist in the test's tree. Each file or directory that renames
-//! change is a *variable*, whose value is its present name and place (see `judge`). So the names in
-//! a path show the values of variables.
+//! change is a *variable* (see `judge`), whose value is its present name and parent directory. So
+//! the names in a path show the values of variables.
 
 use crate::judge::Seen;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
     Names(Vec<u8>),
-    /// A part of a path that depends on a variable.
+    /// The names in a path that depend on one variable: the index of the variable, and the possible
+    /// names.
     ///
-    /// The index of the variable, and the forms of the part. Each form comes with the values of the
-    /// variable that lead to it (one bit per value).
+    /// Each possibility has a mask of the values of the variable that lead to it (one bit per
+    /// value).
     One(usize, Vec<(u8, Vec<Part>)>),
 }
 
@@ -18,7 +19,7 @@ pub(crate) fn names(names: &str) -> Part {
     Part::Names(names.as_bytes().to_vec())
 }
 
-/// The part is `forms[n]` if the variable has the value `n`.
+/// Returns a part of a pattern that is `forms[n]` if the variable has the value `n`.
 pub(crate) fn one(variable: usize, forms: impl IntoIterator<Item = Vec<Part>>) -> Part {
     let bit = |(value, parts): (usize, _)| (1_u8 << value, parts);
     Part::One(variable, forms.into_iter().enumerate().map(bit).collect())

@@ -28,9 +28,9 @@
 //! A thread gives its answers one after the other. So after an answer that shows a rename, the
 //! thread must not show the variable's older value.
 //!
-//! [`Judge`] assumes that each answer was given in the first instant in which it can be true, but
-//! not before the instant chosen for the last answer. So its choice is never later than the true
-//! instant, and it never refuses a true answer.
+//! [`Judge`] chooses an instant for each answer. It is the first one in which the answer can be
+//! true, but not before the instant chosen for the last answer. So the choice is never later than
+//! the true instant, and [`Judge`] never refuses a true answer.
 //!
 //! [`Judge`] checks the answers of one thread, not whether those of different threads are
 //! consistent.
@@ -107,8 +107,8 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// The error says why the answer can be true in no instant. The caller must not use this
-    /// `Judge` afterwards.
+    /// Returns the first instant in which the answer can be true. If there is none, returns a text
+    /// for the failure message. After that, the caller must not use this `Judge` again.
     pub(crate) fn judge(&mut self, lives: &[Life], answer: &Answer) -> Result<u64, String> {
         let mut instant = answer.before;
         loop {
@@ -146,8 +146,8 @@ mod tests {
     use super::*;
     use corewalk_testkit::rng::{ReportSeed, Rng, Seed};
 
-    /// The first variable becomes 1 in instant 11 or 12, and 0 again in 14 or 15. The second
-    /// becomes 1 in one of the instants 15 to 17.
+    /// Returns the values of two variables over time. The first variable becomes 1 in instant 11 or
+    /// 12, and 0 again in 14 or 15. The second becomes 1 in one of the instants 15 to 17.
     fn lives() -> [Life; 2] {
         let (mut a, mut b) = (Life::new(0), Life::new(0));
         a.change(10, 12, 1);

@@ -6,7 +6,7 @@
 //! (translators) ask for the paths of files, through every interface.
 //!
 //! The clock is read before and after each rename and each answer. Then the module `judge` checks
-//! each answer: was there an instant during the call at which the tree could have had all the names
+//! each answer. Was there an instant during the call at which the tree could have had all the names
 //! in the answer? The module `windows` divides the test into periods, so that no answer is stored
 //! for long.
 //!
@@ -128,7 +128,7 @@ fn control_path_collected_level_by_level_is_caught() {
 }
 
 /// Control (a variant with the bug must fail): each call returns the path that was right at the
-/// call before, and may not have existed since.
+/// call before. That path may not have existed since.
 #[test]
 fn control_path_from_before_the_question_is_caught() {
     let wrong = detect_wrong_door(doors::one_call_late);

@@ -2,8 +2,8 @@
 //! must get the old state without waiting.
 //!
 //! While a rename hangs, an operation waits only if it must ask the back end about the old or the
-//! new name. That is another change of these names, or a lookup of the new name without a cached
-//! answer.
+//! new name. Two kinds of operations must ask: other changes of these names, and lookups of the new
+//! name without a cached answer.
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};

@@ -10,9 +10,9 @@
 //!       s, mnt/        in the one made as x1, a file and a mount point; in the mount:
 //!         INNER/g      variable 5: a directory with three names, and a file
 //! ```
-//! Names are inline in a dentry, too long for that, or as long as possible. A variable stands for a
-//! name or a parent directory that renames change. A variable takes each of its values again and
-//! again.
+//! Some names are stored inside the dentry, others are too long for that, and some are as long as
+//! possible. A variable stands for a name or a parent directory that renames change. A variable
+//! takes each of its values again and again.
 
 use std::sync::Arc;
 
@@ -32,13 +32,14 @@ pub(crate) const SWAP: usize = 3;
 pub(crate) const LEAF: usize = 4;
 pub(crate) const INNER: usize = 5;
 
-/// A mask of the places of [`MOVED`] in the directory [`WAY`].
+/// The values of the variable [`MOVED`] with which that directory is in [`WAY`], as a mask with one
+/// bit per value.
 pub(crate) const IN_WAY: u8 = 0b0011;
 const SWAPPED: [&str; 2] = ["x0", "x1"];
 const MOVED_AS: [&str; 4] = ["m", "moved", "m", "in-q-it-is-called-something-longer"];
 
-/// The value of `variable` is an index in the result. No other entry in the same directories has
-/// one of these names.
+/// Returns the names that `variable` can have. The value of the variable is the index of its
+/// present name. No other entry in the same directories has one of these names.
 pub(crate) fn names_of(variable: usize) -> Vec<String> {
     match variable {
         TOP => vec!["t".into(), "t".repeat(255), "top-of-all".into(), "t".repeat(40)],
@@ -56,9 +57,10 @@ fn tmpfs() -> Arc<Tmpfs> {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deep {
-    /// All other files are below this many nested directories, which are directly below [`TOP`].
+    /// Number of nested directories directly below [`TOP`]. All other files are below them.
     pub(crate) below_top: usize,
-    /// Number of nested directories above [`MOVED`] while it is not in [`WAY`].
+    /// Number of nested directories `q` beside the directory [`WAY`]. The directory [`MOVED`] is in
+    /// `WAY`, or in the last of them.
     pub(crate) above_moved: usize,
 }
 

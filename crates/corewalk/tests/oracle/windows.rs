@@ -1,12 +1,12 @@
 //! Concurrent renamers and translators, judged window by window.
 //!
 //! The test is divided into windows (periods of time). In a window, each translator makes a fixed
-//! number of translations, and each renamer at least a fixed number of renames. A thread continues
-//! until all have done their share, so renamers and translators always run together.
+//! number of translations, and each renamer at least a fixed number of renames. This number is the
+//! thread's share. A thread that has done its share continues until all threads have done theirs.
+//! So renamers and translators always run at the same time.
 //!
-//! If renamers or translators make no progress, the watchdog ends the test. At the end of a window
-//! (a period of the test), the translators compare their answers with the recorded renames, which
-//! are then dropped.
+//! If a thread makes no progress, the watchdog ends the test. At the end of a window, the
+//! translators compare their answers with the recorded renames. Then the records are dropped.
 
 use std::sync::{Barrier, Mutex, PoisonError, RwLock};
 
@@ -23,14 +23,14 @@ const TRANSLATORS: usize = 2;
 const RENAMERS: usize = 2;
 const RENAMES: u64 = 100;
 
-/// Minimum number of disturbed answers of a valid test run.
+/// Minimum number of answers that must overlap a rename. With fewer, the test proves too little.
 pub(crate) const DISTURBED: u64 = 1000;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) windows: u64,
-    /// The run goes on up to this maximum if too few answers overlap a rename ([`DISTURBED`]), as
-    /// on one CPU.
+    /// Maximum number of windows. A test makes more than `windows` of them if fewer than
+    /// [`DISTURBED`] answers overlap a rename, as on one CPU.
     pub(crate) windows_max: u64,
     pub(crate) questions: u64,
 }

@@ -143,8 +143,9 @@ fn listing_of_a_back_end_without_locks_enters_no_older_entry() {
     assert_all_reached(&list_without_locks(|listings| listings.begin(DIRECTORY), counts));
 }
 
-/// Control (a variant with the bug must fail): the changing thread has no fence between its change
-/// of the back end and its load of the count of listings. Trap T25 in `traps.md`.
+/// Control (a variant with the bug must fail): the changing thread lacks a fence. The fence belongs
+/// between its change of the back end and its load of the count of listings. Trap T25 in
+/// `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_change_without_a_fence_is_caught() {
@@ -161,8 +162,8 @@ fn control_change_without_a_fence_is_caught() {
     );
 }
 
-/// Control (a variant with the bug must fail): the listing has no fence between its increment of
-/// the count of listings and its read from the back end. Trap T25 in `traps.md`.
+/// Control (a variant with the bug must fail): the listing lacks a fence. The fence belongs between
+/// its increment of the count of listings and its read from the back end. Trap T25 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_listing_without_a_fence_is_caught() {
@@ -197,18 +198,18 @@ fn listing_beside_an_invalidation_enters_no_older_entry() {
     assert_all_reached(&list_against(|shared| invalidate_with(shared, count_change, cancel_fill)));
 }
 
-/// Control (a variant with the bug must fail): the invalidation forbids the current holder of the
-/// in-lookup lock to cache its answer, but does not increment the directory's count of changes. A
-/// listing that takes the lock later adds the old file. Trap P12 in `traps.md`.
+/// Control (a variant with the bug must fail): the invalidation does not increment the directory's
+/// count of changes. It only forbids the current holder of the in-lookup lock to cache its answer.
+/// A listing that takes the lock later adds the old file. Trap P12 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_cancels_is_caught() {
     list_against(|shared| invalidate_with(shared, |_| (), cancel_fill));
 }
 
-/// Control (a variant with the bug must fail): the invalidation increments the directory's count of
-/// changes, but does not forbid the holder of the in-lookup lock to cache its answer. A listing
-/// that has already compared the count adds the old file. Trap P12 in `traps.md`.
+/// Control (a variant with the bug must fail): the invalidation does not forbid the holder of the
+/// in-lookup lock to cache its answer. It only increments the directory's count of changes. A
+/// listing that has already compared the count adds the old file. Trap P12 in `traps.md`.
 #[test]
 #[should_panic(expected = "T25: an older entry was brought back")]
 fn control_invalidation_that_only_counts_is_caught() {

@@ -193,7 +193,8 @@ fn count_at_once(dcache: &Dcache) -> Option<u64> {
     None
 }
 
-/// Plays a faulty client that forgets a lookup which it has not made.
+/// Drops a client lookup that was never counted, as a faulty client could do. Returns false if the
+/// inode has no client lookup.
 fn forget_too_much(dcache: &Dcache, inode: InodeSlot) -> bool {
     let mut guard = dcache.inodes.lockref(inode).lock();
     let is_there = guard.count() >= LOOKUP;

@@ -83,9 +83,10 @@ fn evict_against_get_inode(evict: fn(&Dcache, DentrySlot) -> bool) -> [usize; 2]
     })
 }
 
-/// An eviction must spare the only name of an inode in use. It changes the dentry and then reads
-/// the inode's reference count. The reader increments that count and then reads the dentry. Both
-/// use the inode's lock, so at least one of them sees the other's step.
+/// An eviction must spare the only name of an inode in use. The eviction changes the dentry and
+/// then reads the inode's reference count. The reader increments that count and then reads the
+/// dentry. Both use the inode's lockref. So the eviction sees the reference, or the reader sees the
+/// changed dentry.
 #[test]
 fn eviction_beside_a_finder_spares_the_name_in_use() {
     assert_all_reached(&evict_against_get_inode(evict));
@@ -136,8 +137,8 @@ fn evictions_of_two_names_leave_one_to_an_inode_in_use() {
 }
 
 /// Control (a variant with the bug must fail): the eviction checks in one step whether the inode
-/// has another name, and removes the dentry of its name in a second step. So two threads may evict
-/// both.
+/// has another name. In a second step it removes the dentry. So two threads may evict both names of
+/// an inode in use.
 #[test]
 #[should_panic(expected = "an inode in use lost both names")]
 fn control_eviction_that_looks_before_it_removes_is_caught() {

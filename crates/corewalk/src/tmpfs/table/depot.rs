@@ -10,7 +10,8 @@ use super::SEGMENT_SLOTS;
 const SPARE_SEGMENTS: u32 = if cfg!(test) { 1 } else { 32 };
 const ALL: u64 = u64::MAX;
 
-/// All fields are protected by `InodeTable::depot`.
+/// The free slots in the depot, and the segments that can be allocated again. All fields are
+/// protected by `InodeTable::depot`.
 #[derive(Default)]
 pub(super) struct Depot {
     free: Vec<u64>,
@@ -21,8 +22,8 @@ pub(super) struct Depot {
 }
 
 impl Depot {
-    /// Keeps up to `SPARE_SEGMENTS` fully free segments. Passes any further one to `retire`, and
-    /// the caller must then free it.
+    /// Adds free slots to the depot. The depot keeps up to `SPARE_SEGMENTS` fully free segments.
+    /// Further ones are passed to `retire`, and the caller must then free them.
     pub(super) fn put(&mut self, slots: impl Iterator<Item = u32>, mut retire: impl FnMut(u32)) {
         for slot in slots {
             let segment = slot / SEGMENT_SLOTS;
@@ -48,8 +49,8 @@ impl Depot {
 
     pub(super) fn take(&mut self, slots: &mut Vec<u32>) {
         while let Some(segment) = self.partial.pop() {
-            // There is no free slot (a set bit) if the segment was freed, or was in `partial`
-            // twice. Then try the next segment.
+            // If the segment was freed, or was in `partial` twice, it has no free slot (no set
+            // bit). Then try the next segment.
             let bits = std::mem::take(&mut self.free[segment as usize]);
             if bits != 0 {
                 self.whole -= u32::from(bits == ALL);

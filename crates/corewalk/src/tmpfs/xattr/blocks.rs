@@ -48,7 +48,8 @@ use super::set::Set;
 /// Maximum number of users of a block, as in ext4. With more, threads would often wait for the lock
 /// of the user count.
 pub(super) const USERS_MAX: u32 = 1024;
-/// A search compares at most this many blocks that have the key (hash) of the wanted content.
+/// The maximum number of blocks that a search compares with the wanted set. All of these blocks
+/// have the key (hash) of the set.
 const LOOKS_MAX: u32 = 4;
 const SEGMENT_SLOTS: u32 = 64;
 const LEVELS: usize = 26;
@@ -77,7 +78,8 @@ impl Block {
     }
 }
 
-/// All fields are protected by the mutex of the slot.
+/// A shared block, if the slot has one, and the number of its users. All fields are protected by
+/// the mutex of the slot.
 #[derive(Default)]
 struct BlockSlot {
     users: u32,
@@ -89,8 +91,8 @@ type Segment = OnceLock<Box<[Mutex<BlockSlot>; SEGMENT_SLOTS as usize]>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
     Always,
-    /// Releases the shared set only if the caller is its last user, which then gets the content.
-    /// Otherwise the caller stays a user.
+    /// Release the shared set only if the caller is its last user. The caller then gets the
+    /// content. Otherwise the caller stays a user.
     IfLast,
 }
 
@@ -104,7 +106,8 @@ pub(super) enum Released {
 /// K.1 to K.3.
 pub(super) struct Blocks {
     cache: Mbcache,
-    /// Allocates the numbers; its words are unused.
+    /// Allocates the block numbers. An arena is used only for its slot numbers, so its words are
+    /// unused.
     numbers: SlotArena<1>,
     /// The slots of the shared blocks, indexed by block number. Each slot is protected by its own
     /// mutex.
@@ -158,7 +161,8 @@ impl Blocks {
         if found.is_none() { FindResult::NotFound } else { FindResult::Collisions }
     }
 
-    /// Without a free block number, the set stays private.
+    /// Makes a private block shareable: stores it in a slot and in the cache. If no block number is
+    /// free, the block stays private.
     pub(super) fn enter(&self, key: u64, mut block: Block) -> Arc<Block> {
         let Some(number) = self.numbers.alloc() else { return Arc::new(block) };
         (block.key, block.number) = (key, number);
@@ -237,7 +241,8 @@ pub(super) enum FindResult {
     /// A block, with the caller as a new user.
     Block(Arc<Block>),
     NotFound,
-    /// Several blocks have the key and another content.
+    /// The search has given up. It has compared [`LOOKS_MAX`] blocks with the key, and no block was
+    /// equal and had space for another user.
     Collisions,
 }
 

@@ -52,7 +52,7 @@ pub(in crate::tmpfs) enum Change<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Nothing,
-    /// The charges before and after, in bytes.
+    /// The bytes that are charged for the set before and after the change.
     Bytes(u64, u64),
 }
 
@@ -173,7 +173,7 @@ impl Set {
     }
 }
 
-/// Random, so that callers cannot craft sets with equal hashes.
+/// The secret of the hash. It is random, so that callers cannot craft sets with equal hashes.
 #[derive(Clone, Debug)]
 pub(super) struct Secret([u64; 8]);
 
@@ -208,7 +208,8 @@ impl Secret {
         })
     }
 
-    /// Hashes in four lanes, so that multiplications of different lanes overlap.
+    /// Returns the hash of `bytes`. Hashes in four lanes, so that the processor overlaps their
+    /// multiplications.
     fn bytes(&self, start: u64, bytes: &[u8]) -> u64 {
         let secret = &self.0;
         let mut lanes = [start ^ secret[0], secret[1], secret[2], secret[3]];
@@ -310,7 +311,7 @@ impl Eq for Attrs {}
 struct Attr {
     /// 0 until the hash is computed.
     hash: u64,
-    /// The length of the name, the name, the value.
+    /// The length of the name in one byte, then the name, then the value.
     bytes: Box<[u8]>,
 }
 

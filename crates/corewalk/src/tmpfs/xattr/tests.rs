@@ -64,7 +64,7 @@ fn acl(uid: u32) -> Acl {
 }
 
 /// Checks the invariants K.1, K.2 and X.2. `inos` are all inodes with attributes. No file may have
-/// content.
+/// content, because the budget must be charged for attributes alone.
 fn audit(fs: &Tmpfs, inos: impl IntoIterator<Item = u64>) {
     let (mut pointers, mut bytes) = (BTreeMap::<u32, u32>::new(), 0);
     for ino in inos {
@@ -294,9 +294,9 @@ fn queued_inode_is_shared_by_maintain() {
     fs.counters(&mut |name, count| counts.push((name, count)));
     assert!(counts.contains(&("tmpfs_shared_sets", 1)) && counts.contains(&("tmpfs_inodes", 21)));
     assert!(counts.contains(&("tmpfs_waiting", 0)), "{counts:?}");
-    // All 20 searches for `user.a` missed, because each inode before had made its set private again
-    // by setting `user.b`. Then `maintain` searched for the 20 sets of two attributes: one miss, 19
-    // hits.
+    // All 20 searches for `user.a` missed. At each search, the earlier inodes had made their sets
+    // private again by setting `user.b`. Then `maintain` searched for the 20 sets of two
+    // attributes: one miss, 19 hits.
     let index = [("hits", 19), ("misses", 20 + 1), ("entries", 1), ("reclaimed", 0)];
     for (name, expected) in index {
         let found = counts.iter().find(|(found, _)| found.ends_with(&format!("xattr_{name}")));
@@ -325,8 +325,8 @@ fn inodes_beyond_the_limit_share_at_once() {
     audit(&fs, inos);
 }
 
-/// If there is no space for a changed set beside the old one, the set must be changed in place, and
-/// then be shared like any other.
+/// If there is no space for a changed set beside the old one, the set must be changed in place.
+/// Then it must be shared like any other.
 #[test]
 fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     let fs = tmpfs(Some(8192));
@@ -335,7 +335,7 @@ fn set_changed_in_place_for_lack_of_space_is_found_by_others() {
     rest(&fs, a);
     set(&fs, a, b"user.a", &[2; 5000]).unwrap();
     assert_eq!(fs.xattr_stats(), XattrStats { shared_sets: 1, waiting: 0 });
-    // There is no space for a set of its own.
+    // There is no space for a second set, so `b` must find and share the set of `a`.
     set(&fs, b, b"user.a", &[2; 5000]).unwrap();
     // A change that fails leaves the set shared.
     fs.removexattr(file(b), b"user.a").unwrap();
@@ -470,8 +470,8 @@ fn contents_of_one_key_make_no_long_chain() {
     audit(&fs, inos);
 }
 
-/// A block (a shared set of attributes) must not be freed after a thread has found it to share it.
-/// Trap T34 in `traps.md`.
+/// A thread may find a block (a shared set of attributes) to share it, while the last user releases
+/// the block. The block must then not be freed. Trap T34 in `traps.md`.
 #[test]
 fn blocks_found_while_they_are_released_are_never_lost() {
     const ROUNDS: u32 = 6_000;
@@ -540,7 +540,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
         for round in 0..ROUNDS {
             set(&fs, ino, b"user.a", b"label").unwrap();
             if racer.thread == 0 && round >= ROUNDS_MIN && start.elapsed() > ENOUGH {
-                // ORDERING: Relaxed, and below. The barriers order the loads.
+                // ORDERING: Relaxed, here and below. The barriers order the loads.
                 is_over.store(1, Ordering::Relaxed);
             }
             meet(2 * round + 1);

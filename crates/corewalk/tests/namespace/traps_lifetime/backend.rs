@@ -65,8 +65,8 @@ fn be_busy(vfs: &Vfs) {
     }
 }
 
-/// While a lookup sleeps in the back end, threads that wait for the same name must use no CPU time,
-/// and threads with other names must not wait. Trap T47 in `traps.md`.
+/// While a lookup sleeps in the back end, threads that wait for the same name must use no CPU time.
+/// Threads with other names must not wait. Trap T47 in `traps.md`.
 #[test]
 fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     let _watchdog = Watchdog::start("sleeping loader", Duration::from_secs(60));
@@ -95,7 +95,7 @@ fn sleeping_loader_costs_waiters_no_cpu_and_others_no_time() {
     assert_eq!(vfs.stats().misses, 1, "a name has more than one loader");
 }
 
-/// Trap T47: a `forget` that sleeps delays and spins no thread.
+/// A `forget` that sleeps must delay no other thread. Trap T47 in `traps.md`.
 #[test]
 fn sleeping_forget_delays_no_thread() {
     let _watchdog = Watchdog::start("sleeping finaliser", Duration::from_secs(60));
@@ -132,8 +132,8 @@ thread_local! {
 const CALLS: u64 = 10_000;
 
 /// A back end may use other names of the namespace in `forget`, whichever operation dropped the
-/// last reference: remove, rename over a file, the drop of an `InodeRef`, or reclaim. Trap T50 in
-/// `traps.md`.
+/// last reference. That operation may be remove, rename over a file, the drop of an `InodeRef`, or
+/// reclaim. Trap T50 in `traps.md`.
 #[test]
 fn forget_may_call_back_into_the_namespace() {
     let _watchdog = Watchdog::start("forget that calls back", Duration::from_secs(120));
@@ -143,8 +143,8 @@ fn forget_may_call_back_into_the_namespace() {
     let vfs = over(HookedTmpfs::new(move |_, call| {
         let Call::Forget(ino) = call else { return Ok(()) };
         let Some(vfs) = upwards.get().and_then(Weak::upgrade) else { return Ok(()) };
-        // This hook makes a file whenever the back end is told to forget one, which may lead to
-        // another `forget`. So bound the recursion.
+        // At each `forget`, this hook makes a file and removes it again. The removal may cause
+        // another `forget`, so bound the recursion.
         // ORDERING: Relaxed. The counter is a statistic, and publishes no other memory.
         if counted.load(Ordering::Relaxed) >= CALLS || IS_FORGETTING.replace(true) {
             return Ok(());

@@ -47,7 +47,8 @@ fn sixteen_invalidators_of_a_huge_directory_cost_little_more_than_one() {
     const CHILDREN: u32 = 200_000;
     let one = (0..3).map(|_| invalidate_and_evict(1, CHILDREN)).min().expect("three runs");
     let sixteen = (0..3).map(|_| invalidate_and_evict(16, CHILDREN)).min().expect("three runs");
-    // With cache contention by other programs, the measured factor was six.
+    // When other programs used the caches of the machine, sixteen threads took six times the time
+    // of one. So allow twelve times the time.
     assert!(sixteen < one * 12, "one: {one:?}, sixteen: {sixteen:?}");
 }
 
@@ -93,7 +94,7 @@ fn reclaim_and_walker_on_one_processor_both_end() {
             vfs.prune();
         }
     };
-    // The walker loads at most four names per prune.
+    // Measure the same work on one thread. Each prune makes the walker load at most four names.
     let alone = cpu_time(|| {
         for _ in 0..PRUNES {
             vfs.prune();
@@ -154,9 +155,10 @@ impl Drop for Done<'_> {
     }
 }
 
-/// A client that forgets more lookups than it has must drop no reference of other users. One lookup
-/// weighs as much as 2^28 other references, and some numbers in this test overflow when multiplied
-/// by that. `corewalk_sync::Lockref` tests the limit of the count itself. Trap T51 in `traps.md`.
+/// A client that forgets more lookups than it has must drop no other references. In the reference
+/// count of an inode, one lookup counts as much as 2^28 other references. For some numbers of
+/// lookups in this test, that product overflows. `corewalk_sync::Lockref` tests the limit of the
+/// count itself. Trap T51 in `traps.md`.
 #[test]
 fn forget_of_too_many_lookups_drops_nothing() {
     let vfs = new();

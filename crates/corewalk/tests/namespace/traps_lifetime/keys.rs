@@ -33,8 +33,9 @@ fn secret(n: u64) -> u64 {
     fold(start ^ n.wrapping_mul(0xc2b2_ae3d_27d4_eb4f), 0xa076_1d64_78bd_642f)
 }
 
-/// Returns long names that collide under the key of [`SEED`]. After forty bytes each has a word
-/// that equals a secret of the hash. This word makes a factor 0, so the next word has no effect.
+/// Returns long names that collide under the key of [`SEED`]. The hash multiplies two words of a
+/// name, each combined with a secret by exclusive or. Here the first of the two words equals its
+/// secret, so the product is 0, whatever the second word is.
 fn crafted_long() -> Vec<Vec<u8>> {
     let word = secret(11).to_le_bytes();
     assert!(
@@ -45,7 +46,8 @@ fn crafted_long() -> Vec<Vec<u8>> {
     (0..LONG_NAMES).map(|number| name(&nth(number)[1..])).collect()
 }
 
-/// Repeats the computation of `hash.rs`.
+/// Returns names whose hashes agree in their low `SHARED_BITS` bits under the key of [`SEED`]. The
+/// function finds such names by the same computation as `hash.rs`.
 fn crafted() -> Vec<[u8; 9]> {
     let [k0, k1, k4, k5] = [1, 2, 5, 6].map(secret);
     let root = 1_u64;

@@ -45,8 +45,8 @@ const CHANGES: u64 = 100;
 const PASSES_MAX: u32 = 20_000;
 
 /// A listing of a directory must report each entry that exists throughout exactly once. Meanwhile
-/// other threads make and remove names before and behind its position, and seek in the directory.
-/// Trap T48 in `traps.md`.
+/// other threads make and remove names before and after the listing's position, and seek in the
+/// directory. Trap T48 in `traps.md`.
 #[test]
 fn stable_entries_are_listed_exactly_once() {
     let _watchdog = Watchdog::start("stable entries", Duration::from_secs(300));

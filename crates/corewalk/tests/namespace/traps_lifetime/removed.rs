@@ -52,8 +52,8 @@ fn negatives_of_a_held_removed_directory_are_evicted() {
 }
 
 /// The work of a removal must be bounded, however many entries the cache has. The removal must keep
-/// the negative dentries of other directories, and may leave some of its own directory for later
-/// removals. Trap T53 in `traps.md`.
+/// the negative dentries of other directories. It may leave some negative dentries of the removed
+/// directory for later removals. Trap T53 in `traps.md`.
 #[test]
 fn removal_in_a_large_cache_scans_few_entries() {
     const FILES: u64 = 20_000;

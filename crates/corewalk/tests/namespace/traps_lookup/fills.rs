@@ -1,5 +1,5 @@
-//! Tests of lookups and changes. Meanwhile another thread changes the name, or the call of the back
-//! end fails (traps T21, T24, T25, T28 and P12 in `traps.md`).
+//! Tests of lookups and changes of a name. During each, another thread changes the name, or the
+//! call of the back end fails (traps T21, T24, T25, T28 and P12 in `traps.md`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -76,8 +76,8 @@ fn waiter_gets_the_answer_of_the_loader() {
     assert_eq!(vfs.stats().misses - before, 1);
 }
 
-/// A lookup that waits for another lookup must be answered for its own directory, even if that
-/// directory is renamed meanwhile and another takes its name. Trap T21 in `traps.md`.
+/// A lookup that waits for another lookup must be answered for its own directory. This holds even
+/// if that directory is renamed meanwhile and another takes its name. Trap T21 in `traps.md`.
 #[test]
 fn waiter_in_a_renamed_directory_is_answered_for_that_directory() {
     let _watchdog = Watchdog::start("a waiter in a renamed directory", Duration::from_secs(60));
@@ -225,17 +225,17 @@ fn changed_in_back_end(files: &[&str], behind: Behind) -> Arc<Vfs> {
 fn check_late_answers(tell: Tell) {
     let done = Call::LookupDone(b"f");
     let rename_done = Call::RenameDone(b"f");
-    // A file that was found is removed.
+    // The back end finds a file, and then the file is removed.
     let vfs =
         changed_in_back_end(&["f"], Behind { at: done, change: |fs| remove_behind(fs, "f"), tell });
     drop(walk(&vfs, "f"));
     assert_eq!(walk(&vfs, "f").err(), Some(Errno::NOENT), "stale: f was removed");
-    // A missing file is made.
+    // The back end finds no file, and then a file is made.
     let made = |fs: &Tmpfs| make_behind(fs, "f", S_IFREG);
     let vfs = changed_in_back_end(&[], Behind { at: done, change: made, tell });
     drop(walk(&vfs, "f"));
     assert!(walk(&vfs, "f").is_ok(), "stale: f was made");
-    // A removed file is replaced by a directory.
+    // The back end finds a file, and then a directory replaces the file.
     let remade = |fs: &Tmpfs| {
         remove_behind(fs, "f");
         make_behind(fs, "f", S_IFDIR);
@@ -294,9 +294,9 @@ fn moved_in_back_end() -> (Arc<Vfs>, Stop) {
     (vfs, Stop { arrived, go_on })
 }
 
-/// The back end shows a directory under a new name while another operation holds the in-lookup lock
-/// of its old name. A lookup of the new name must succeed immediately, without moving the dentry. A
-/// later lookup moves it. Trap T28 in `traps.md`.
+/// The back end has moved a directory, while another lookup holds the in-lookup lock of its old
+/// name. A lookup of the new name must succeed immediately. It must leave the dentry at the old
+/// name. A later lookup moves the dentry. Trap T28 in `traps.md`.
 #[test]
 fn directory_moved_in_the_back_end_is_found_at_once() {
     let _watchdog = Watchdog::start("a directory moved underneath", Duration::from_secs(60));

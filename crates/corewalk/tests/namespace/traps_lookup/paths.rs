@@ -46,15 +46,15 @@ fn replaced_file_keeps_its_own_name() {
 }
 
 /// Control (a variant with the bug must fail): a rename exchanges the names of the two dentries, as
-/// it once did in Linux.
+/// Linux once did.
 #[test]
 #[should_panic(expected = "the old target lost its name")]
 fn control_exchanged_names_are_caught() {
     rename_over_a_held_name("a", "b", RenameMode::Exchange);
 }
 
-/// The letter determines the length of the name. So the test notices a name that was read only in
-/// part.
+/// Returns a name that consists of one letter, repeated. The letter determines the length. So the
+/// test notices a name of which only a part was read.
 fn uniform_name(letter: u8) -> Vec<u8> {
     let len = 30 + usize::from(letter - b'a') * 9;
     vec![letter; len]

@@ -69,7 +69,7 @@ fn lookups_under_eviction(vfs: &Vfs) {
     assert!(vfs.stats().reclaimed > start.reclaimed, "nothing was evicted");
 }
 
-/// Trap T15: an existing file must never be ENOENT during eviction.
+/// A lookup of an existing file must never return `ENOENT` during eviction. Trap T15 in `traps.md`.
 #[test]
 fn existing_file_under_eviction_is_never_missing() {
     let _watchdog = Watchdog::start("lookups under eviction", Duration::from_secs(600));
@@ -95,8 +95,9 @@ fn assert_kind(ino: u64, kind: FileKind, right: &[(u64, FileKind)]) {
     assert!(right.contains(&(ino, kind)), "{kind:?} does not go with inode {ino}");
 }
 
-/// A name refers in turn to a file, a directory, a link and nothing. Kind and inode must always
-/// belong together, and each positive dentry has an inode. Trap T16 in `traps.md`.
+/// A name refers in turn to a file, a directory, a symbolic link and nothing. Each lookup must
+/// report the kind and the inode of the same file. A positive dentry must have an inode. Trap T16
+/// in `traps.md`.
 #[test]
 fn kind_and_inode_of_a_name_belong_together() {
     let _watchdog = Watchdog::start("kinds in turn", Duration::from_secs(120));
@@ -138,8 +139,8 @@ fn kind_and_inode_of_a_name_belong_together() {
     tally.assert_all_reached();
 }
 
-/// Control (a variant with the bug must fail): the check gets a wrong answer, with the kind of an
-/// earlier file and the inode of a later one. It must detect that.
+/// Control (a variant with the bug must fail): the check gets the kind of one file with the inode
+/// of another file, and must fail.
 #[test]
 #[should_panic(expected = "does not go with")]
 fn control_kind_of_another_inode_is_caught() {
@@ -200,8 +201,8 @@ fn contend_for_names(seed: Seed) {
     });
 }
 
-/// A thread that spins on one CPU keeps the other threads from running. Four threads change the
-/// same two names on one CPU. The test must end in bounded time. Trap T22 in `traps.md`.
+/// Four threads on one CPU that change the same two names must finish in bounded time. If a waiting
+/// thread spun, it would keep the other threads from running. Trap T22 in `traps.md`.
 #[test]
 fn contention_for_a_name_on_one_processor_ends() {
     const NAME: &str = "traps_lookup::races::contention_for_a_name_on_one_processor_ends";
@@ -256,7 +257,7 @@ fn randomly_moved_directories_stay_a_tree() {
             let mut dir = || racer.rng.index(7);
             let (moved, from, to) = (dir() % 6, dir(), dir());
             let place = |i: usize| dirs.get(i).unwrap_or(&root);
-            // Each directory keeps its name, so only its parent changes.
+            // A move keeps the directory's name, and changes only its parent.
             let (from, to) = ((place(from), name(names[moved])), (place(to), name(names[moved])));
             match vfs.rename(&cred, from, to, RenameMode::NoReplace) {
                 Ok(()) => tally.hit("moved"),
