@@ -1,4 +1,5 @@
-//! Serves any synchronous [`FileSystem`] through futures, with a delay. Mount one with 20 ms delay:
+//! Serves a tmpfs, which is a synchronous [`FileSystem`], through futures, and delays each call.
+//! With a delay of 20 ms:
 //! `mkdir /tmp/later; cargo run -p corewalk-fuse --example async_memory -- /tmp/later 20`.
 
 use std::{ops::ControlFlow, path::Path, sync::Arc, time::Duration};
@@ -10,8 +11,8 @@ use corewalk::{RenameMode, SetAttr, StatFs};
 use corewalk_fuse::{AllowedUsers, AsyncFileSystem, AsyncNode, MountOptions, Options};
 use corewalk_fuse::{OwnedDirEntry, serve_async};
 
-/// A tmpfs whose calls take longer. Before each call, `delay` gets the name of the call and that of
-/// the file, if there is one. It returns the time to wait.
+/// A tmpfs whose calls take longer. Before each call, `delay` returns the time to wait. Its
+/// arguments are the name of the call and the name of the file, which is empty for some calls.
 pub(crate) struct Later<D> {
     fs: Tmpfs,
     delay: D,
@@ -57,7 +58,7 @@ impl<D: Fn(&'static str, &[u8]) -> Duration + Send + Sync + 'static> AsyncFileSy
         let (fs, mut page) = (self.wait("readdir", b"").await, Vec::new());
         fs.readdir(node(dir), cookie, &mut |entry| {
             let (name, kind) = (entry.name.as_bytes(), entry.kind);
-            // With attributes, the kernel need not look the names up.
+            // Return the attributes with each name, so that the kernel need not look the names up.
             page.push(match fs.getattr(Node::detached(entry.ino, kind)) {
                 Ok(attr) => OwnedDirEntry::from_attr(name, attr, entry.cookie),
                 Err(_) => OwnedDirEntry::new(name, entry.ino, kind, entry.cookie),

@@ -49,7 +49,7 @@ impl FileSystem for Hello {
     }
 
     fn readdir(&self, _: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        // The cookie counts the entries that the caller has already got.
+        // The cookie is the number of entries that the listing has already reported.
         if cookie == 0 {
             let attr = Attr::file(FILE_INO, TEXT.len() as u64);
             let _ = sink(DirEntry::from_attr(Name::new(NAME)?, attr, 1));

@@ -6,8 +6,8 @@
 //! cargo run -p corewalk-fuse --example http -- http://localhost:8080 /tmp/http
 //! ```
 //!
-//! Any number of reads may wait for the web server. They need no thread. If a client is killed, the
-//! server drops its request.
+//! Any number of reads may wait for the web server, and none of them needs a thread. If a client is
+//! killed, this program drops its request to the web server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,8 +42,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns the attributes of this entry. They contain inode number 0, so the server assigns a
-    /// number.
+    /// Returns the attributes of this entry. The inode number in them is 0, so `corewalk-fuse`
+    /// assigns one.
     fn attr(&self) -> Attr {
         let attr = match &*self.kind {
             "directory" => Attr::dir(0),
@@ -80,7 +80,7 @@ impl Http {
                 let body = answer.into_body().collect().await;
                 Ok(body.map_err(|_| Errno::IO)?.to_bytes())
             }
-            // The range starts behind the end of the file.
+            // The range begins after the end of the file, so there is nothing to read.
             (StatusCode::RANGE_NOT_SATISFIABLE, _) => Ok(Bytes::new()),
             (StatusCode::NOT_FOUND, _) => Err(Errno::NOENT),
             (StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED, _) => Err(Errno::ACCESS),

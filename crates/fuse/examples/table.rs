@@ -5,8 +5,8 @@
 //! mkdir /tmp/table; cargo run -p corewalk-fuse --example table -- /usr /tmp/table
 //! ```
 //!
-//! The table keeps the inode numbers, the names and the paths, and counts the lookups that the
-//! kernel holds.
+//! The table keeps the inode numbers, the names and the paths. It also counts the client lookups of
+//! each inode, so that it knows which inodes the kernel uses.
 
 use std::fs::{self, File, Metadata};
 use std::os::unix::fs::{DirEntryExt as _, FileExt as _, MetadataExt as _};
@@ -22,7 +22,7 @@ const TTL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shown {
     from: PathBuf,
-    /// The user data of each node in the table is the inode number of its file on the host.
+    /// The table of inodes. The user data of an inode is the inode number of the file on the host.
     table: InodeTable<u64>,
 }
 
@@ -45,8 +45,8 @@ impl Shown {
         }
         let found = found?;
         let (kind, host) = (found.file_type().into(), found.ino());
-        // Compare the inode number that the table has for this name with that of the file on the
-        // host, because another program may have replaced the file.
+        // Compare the table's inode number for this name with that of the file on the host. Another
+        // program may have replaced the file.
         let node = self.table.entered_if(&dir, named, kind, host, |it| *it == host)?;
         Ok(attr(node.into_lookups(), &found))
     }
@@ -55,7 +55,8 @@ impl Shown {
         for (at, entry) in fs::read_dir(self.path(ino)?)?.enumerate().skip(offset as usize) {
             let entry = entry?;
             let kind = FileType::from_std(entry.file_type()?).unwrap_or(FileType::RegularFile);
-            // The kernel looks the name up before it uses this number.
+            // The host's inode number is good enough in a listing. Before the kernel uses a file,
+            // it looks the name up and gets the inode number of the table.
             if reply.add(INodeNo(entry.ino()), at as u64 + 1, kind, entry.file_name()) {
                 break;
             }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A back end with its own notifications of changes can work in the same way: a thread passes each
-//! change to a [`KernelCache`]. inotify(7) does not report writes through mmap(2), so they are
-//! missed.
+//! change to a [`KernelCache`]. The mount misses writes through mmap(2), because inotify(7) does
+//! not report them.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -90,10 +90,10 @@ impl Watch {
         }
     }
 
-    /// Reports changes to the kernel until reading them fails.
+    /// Reports changes on the host to the kernel, until reading the events of inotify(7) fails.
     pub(crate) fn report_to(mut self, kernel: &KernelCache) -> Result<(), Errno> {
-        // One read of inotify(7) may return several events. This reader keeps the others for the
-        // next calls, so use it for all events.
+        // One read of inotify(7) may return several events. `reader` keeps the other events for the
+        // next calls, so use the same reader for all events.
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let inotify = self.inotify.try_clone().map_err(errno_of)?;
         let mut reader = Reader::new(inotify, &mut buffer);
@@ -136,7 +136,8 @@ fn main() -> anyhow::Result<()> {
     let words: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let [from, point] = &words[..] else { anyhow::bail!("usage: watch DIRECTORY MOUNTPOINT") };
     let signals = EndSignals::watch()?;
-    // Watch before the mount exists. Otherwise the first changes could be missed.
+    // Start to watch before the mount exists. Otherwise the first changes on the host could be
+    // missed.
     let watch = Watch::new(from.clone())?;
     let fs = Arc::new(ByPath::new(Shown(from.clone())));
     let mount = Mount::new(fs, point, Options::exclusive(), &MountOptions::default())?;

@@ -1,8 +1,8 @@
-//! A [`Server`] as a [`fuser::Filesystem`].
+//! An adapter with which fuser serves a [`Server`].
 //!
-//! fuser reads and parses requests, and calls one method for each of them. The adapter translates
-//! the arguments and the answers. Two decisions are its own: which features it requests from the
-//! kernel, and which requests the kernel need not send.
+//! fuser reads and parses requests, and calls one method of [`fuser::Filesystem`] for each of them.
+//! The adapter translates the arguments and the answers. It also decides which features it requests
+//! from the kernel, and which kinds of requests it turns off.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the adapter answers the first open
@@ -17,8 +17,8 @@
 //!   only if the group may execute the file. In an open that truncates, it clears neither bit.
 //! - If the server checks permissions, the adapter leaves both bits to the server
 //!   (`FUSE_HANDLE_KILLPRIV`).
-//! - In both cases the server decides about set-group-ID of a file that the group may not execute
-//!   (`Server::change`).
+//! - Whether the kernel or the server checks permissions, the server decides about set-group-ID of
+//!   a file that the group may not execute (`Server::change`).
 //!
 //! # Panics of a back end
 //! Each request runs under `catch_unwind`. If it panics, the answer is `EIO`. The cache and the
@@ -73,8 +73,8 @@ pub struct Adapter {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
-    /// The kernel sends a request for each open. The flags of the answer say whether it may keep
-    /// its cached pages of the file.
+    /// The kernel sends a request for each open. The answer contains these flags, which say whether
+    /// the kernel keeps its cached pages of the file.
     Asked(FopenFlags),
     Free,
 }
@@ -117,7 +117,8 @@ impl Adapter {
         if Features::opens_are_free(&self.server, offered) {
             self.opening = Opening::Free;
         }
-        // fuser does not pass on the flags that `FUSE_HANDLE_KILLPRIV_V2` adds to requests.
+        // Do not choose `FUSE_HANDLE_KILLPRIV_V2`: fuser hides the flags that this feature adds to
+        // requests.
         let offered = Features(offered.0 & !Features::HANDLE_KILLPRIV_V2);
         let chosen = Features::choose(&self.server, offered);
         self.server.set_features(offered, chosen);
@@ -142,7 +143,7 @@ fn guarded<T>(
     match catch_unwind(AssertUnwindSafe(serve)) {
         Ok(result) => result.map_err(convert::errno),
         Err(_) => {
-            // The panic hook has already printed the message.
+            // The panic hook has already printed the message of the panic, so only count the panic.
             server.count_panic();
             Err(fuser::Errno::EIO)
         }
@@ -150,6 +151,6 @@ fn guarded<T>(
 }
 
 thread_local! {
-    /// Each thread reuses this buffer for all its read requests.
+    /// The buffer for the data of a read request. Each thread reuses its own buffer.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }

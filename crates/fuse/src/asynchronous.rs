@@ -1,4 +1,4 @@
-//! A server of asynchronous back ends.
+//! A server for asynchronous back ends.
 //!
 //! The methods of an [`AsyncFileSystem`] are futures, which run on the runtime of the program. A
 //! thread that reads requests never waits for the back end. It answers a request from the cache, or
@@ -6,8 +6,8 @@
 //! need no thread.
 //!
 //! # How it works
-//! - The cache is an [`InodeTable`](corewalk::InodeTable), which never calls a back end. The user
-//!   data of an inode are its attributes (`node`).
+//! - The cache is an [`InodeTable`](corewalk::InodeTable), which never calls a back end. With each
+//!   inode, the table stores the attributes that the server caches (`node`).
 //! - Each request with a future has an entry in an index (`under_way`). At most
 //!   `Options::requests_max` futures run, and further requests wait in a queue. A future that waits
 //!   for another request does not count.
@@ -15,12 +15,12 @@
 //!   back end (`flights`).
 //! - A killed client gets `EINTR` immediately ([`crate::interrupts`]), unless its request changes
 //!   content. A future that only reads is dropped. A future that changes names goes on, and keeps
-//!   the locks of the names. If `/proc` does not prove the kill, a change that has begun answers
-//!   with its result.
+//!   the locks of the names. If `/proc` does not show whether the client was killed, a request that
+//!   has begun a change answers with its result.
 //!
 //! # Guarantees
 //! - I.1: each request gets exactly one answer, even if its future panics or is dropped (`EIO`).
-//! - I.2: if a change ends after the back end was asked, the answer is not cached, because it may
+//! - I.2: if a change ends after the back end was asked, the answer is not cached. The answer may
 //!   be older than the change (trap T25 in `traps.md`).
 //! - I.3: the kernel gets a lookup count for each inode in an answer, and for no other inode.
 //!

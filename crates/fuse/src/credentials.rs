@@ -1,15 +1,16 @@
 //! Credentials for a request.
 //!
 //! A request carries `fsuid`, `fsgid` and a process number, but no supplementary groups and no
-//! capabilities. If the server checks permissions, it reads both from `/proc/PID/status`, on the
-//! thread that serves the request. The process still exists, because it waits for the answer.
+//! capabilities. If the server checks permissions, it reads the groups and capabilities from
+//! `/proc/PID/status`. It reads them on the thread that serves the request. The process still
+//! exists, because it waits for the answer.
 //!
 //! # Which capabilities count
 //! - Any user can create a user namespace and has all capabilities in it. So the capabilities of a
 //!   process count only if the process is in the user namespace of the server
 //!   (`/proc/PID/ns/user`).
-//! - access(2) and setfsuid(2) can make `fsuid` differ from the other user IDs of a process. Then
-//!   root has its permitted capabilities, and any other user has none.
+//! - The `fsuid` of a request can differ from that in `/proc`, for example during access(2). In
+//!   this case, root has the permitted capabilities of the process, and any other user has none.
 //! - A process whose files in `/proc` cannot be read has no groups and no capabilities.
 //!
 //! Source: proc_pid_status(5), access(2), capabilities(7), user_namespaces(7).
@@ -17,7 +18,8 @@
 use corewalk::{Caller, Caps, Cred, Errno};
 use rustix::fs::{Mode, OFlags};
 
-/// The limit is enough for 4096 groups of ten digits.
+/// Maximum length of `/proc/PID/status` that is read, in bytes. It is enough for 4096 groups of ten
+/// digits.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 
 const CAPS: [(u32, Caps); 9] = [
@@ -48,8 +50,8 @@ pub(crate) fn prechecked(caller: Caller) -> Cred {
     Cred::prechecked(caller.uid, caller.gid)
 }
 
-/// The result contains capabilities only if the caller is in `ours`, the user namespace of the
-/// server.
+/// Returns the credentials of `caller`, with the groups and capabilities that `/proc` shows. They
+/// contain capabilities only if the caller is in `ours`, the user namespace of the server.
 pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     let nobody = Cred::user(caller.uid, caller.gid, &[]).with_caps(Caps::empty());
     let status = match caller.pid {
@@ -67,16 +69,17 @@ pub(crate) fn resolve(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     nobody.with_groups(status.groups).with_caps(caps)
 }
 
-/// Returns `None` unless `/proc` shows the credentials of the request. Overlayfs, for example,
-/// sends requests with the credentials of its mount.
+/// Returns the credentials of `caller`, or `None` if `/proc` does not show those of the request.
+/// Overlayfs, for example, sends requests with the credentials of its mount.
 pub(crate) fn resolve_exactly(caller: Caller, ours: Option<UserNamespace>) -> Option<Cred> {
     let status = Status::of(&format!("/proc/{}/status", caller.pid)).ok()?;
     let is_exact = status.fsuid == Some(caller.uid) && is_in(caller, ours);
     is_exact.then(|| resolve(caller, ours))
 }
 
-/// The kernel has not checked this chown(2). If `/proc` shows another file system user ID, a file
-/// system over this one, such as overlayfs, has sent the request and checked the caller.
+/// Returns the credentials for a chown(2) that the kernel has not checked. If `/proc` shows another
+/// file system user ID, a file system over this one has sent the request, for example overlayfs.
+/// That file system has checked the caller, so the result passes all checks.
 pub(crate) fn resolve_for_chown(caller: Caller, ours: Option<UserNamespace>) -> Cred {
     match Status::of(&format!("/proc/{}/status", caller.pid)) {
         Ok(status) if status.fsuid != Some(caller.uid) => prechecked(caller),

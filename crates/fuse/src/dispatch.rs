@@ -14,8 +14,8 @@
 //!   could get `ENOSPC`. To avoid that, the dispatcher repeats such a request a few times, with a
 //!   pause before each time.
 //!
-//! Requests that run later do not change the order of system calls, because the calling thread
-//! waits for the answer.
+//! A request that runs later does not change the order of the system calls of a thread, because the
+//! thread waits for the answer.
 //!
 //! # Requests that are turned off
 //! - If the server needs no open ([`Server::opens_are_free`]), the first open gets `ENOSYS`. After
@@ -67,22 +67,25 @@ const PAUSES: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
 const LATER_BODY_BYTES: usize = 256;
 const ERRNO_END: i32 = 512;
-/// The kernel may cache the entries of the directory.
+/// A flag in the answer to an open of a directory: the kernel may cache the entries of the
+/// directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
-/// Clear set-user-ID and set-group-ID (`FUSE_OPEN_KILL_SUIDGID`).
+/// A flag of a create request: the server must clear set-user-ID and set-group-ID of the file
+/// (`FUSE_OPEN_KILL_SUIDGID`).
 const OPEN_KILL_SET_ID: u32 = 1;
 
 /// Dropping a `Dispatcher` waits until the offload threads have run all their requests.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
-    /// The offload threads share the requests and not the dispatcher. Its drop waits for these
-    /// threads, so a thread with the last reference would wait for itself.
+    /// The state that the offload threads share. They do not share the dispatcher itself. Its drop
+    /// waits for these threads, so a thread with the last reference would wait for itself.
     requests: Arc<Requests>,
     payload_bytes: usize,
     features: Features,
     offload: Offload,
-    /// When a lock is taken, the kernel may have to drop cached pages, and to read or write them
-    /// first. So the threads that serve reads and writes must not take such locks.
+    /// The threads for requests that take a lock, if the kernel must drop its cached pages of the
+    /// file after that. The kernel may have to read or write these pages first. So the threads that
+    /// serve reads and writes must not serve such a request.
     lock_takers: Offload,
     lock_waits: Arc<LockWaits>,
 }
@@ -93,7 +96,7 @@ struct Requests {
     timeouts: Timeouts,
     opens_are_free: bool,
     keeps_cache: bool,
-    /// Empty if calls of the back end do not wait.
+    /// The requests that an interrupt can cancel. Empty if no request may wait (`Server::waits`).
     interrupts: Arc<Interrupts>,
     passthrough: Option<Passthrough>,
 }
@@ -218,8 +221,8 @@ impl Dispatch for Dispatcher {
     }
 }
 
-/// A request that turns a write lock of fcntl(2) into a read lock can also end the wait of another
-/// owner.
+/// Returns true if a successful request may end the wait of another owner for a lock. Such a
+/// request drops locks, or turns a write lock of fcntl(2) into a read lock.
 fn may_unlock(message: &Message<'_>) -> bool {
     match message.header.opcode {
         Opcode::SETLK | Opcode::SETLKW => {
@@ -288,7 +291,8 @@ impl Requests {
         let run = AssertUnwindSafe(|| request.run(|| self.dispatch(message, &mut *body)));
         catch_unwind(run)
             .unwrap_or_else(|_| {
-                // The panic hook has already printed the message.
+                // The panic hook has already printed the message of the panic, so only count the
+                // panic.
                 self.server.count_panic();
                 let lists = matches!(message.header.opcode, Opcode::READDIR | Opcode::READDIRPLUS);
                 // The server has already counted a lookup for each entry before the panic
@@ -302,7 +306,7 @@ impl Requests {
         let header = message.header;
         let request = Request::new(header.caller);
         let is_killable = match header.opcode {
-            // `lock_waits` has already entered this request.
+            // `lock_waits` has already entered this request into `interrupts`.
             Opcode::SETLKW => false,
             // The kernel sends these requests only once, so they must run even if their client was
             // killed.
@@ -364,7 +368,7 @@ impl Requests {
             Opcode::POLL => self.poll(message, body),
             Opcode::GETLK if self.server.has_locks() => self.get_lock(message, body),
             Opcode::SETLK | Opcode::SETLKW if self.server.has_locks() => self.set_lock(message),
-            // After this error the kernel does not send the operation again.
+            // After `ENOSYS` the kernel does not send this operation again.
             _ => Err(Errno::NOSYS),
         }
     }

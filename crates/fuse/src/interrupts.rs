@@ -1,7 +1,8 @@
-//! Interrupts: which requests a signal cancels.
+//! Interrupts: messages of the kernel about signals, which may cancel requests.
 //!
-//! When a signal comes to the thread that waits for an answer, the kernel tells the server. It does
-//! so once per request, and does not name the signal. The request decides which signals cancel it:
+//! When a thread that waits for an answer gets a signal, the kernel sends the server an interrupt.
+//! It does so once per request, and does not name the signal. The kind of the request decides which
+//! signals cancel it:
 //! - A request that waits for a lock: any signal, as fcntl(2) and flock(2) demand.
 //! - A request that closes a file: none.
 //! - Any other request: only a signal that kills the thread, as with Linux's NFS client. A signal
@@ -10,12 +11,12 @@
 //! `/proc` shows whether `SIGKILL` is pending. A signal that kills a process makes `SIGKILL`
 //! pending for each of its threads.
 //!
-//! `/proc` may hide the client, for example in another PID namespace. Then the kill is unproven,
-//! and [`Interruptible::cancel_unproven`] decides. It cancels the request, unless a living client
-//! would take a wrong answer from that.
+//! `/proc` may hide the client, for example in another PID namespace. Then the server cannot know
+//! whether the client was killed, and calls [`Interruptible::cancel_unproven`]. That method cancels
+//! the request, unless `EINTR` would be a wrong answer for a living client.
 //!
-//! The kernel reports only the first signal to a client. So a thread checks whether a later signal
-//! kills the client, until the interrupted request has ended.
+//! The kernel reports only the first signal during a request. So until the interrupted request has
+//! ended, a thread checks whether a later signal has killed the client.
 //!
 //! # Early interrupts
 //! An interrupt may arrive on one thread before another thread has entered its request into the
@@ -38,7 +39,8 @@ use foldhash::fast::RandomState;
 const TICK: Duration = Duration::from_millis(50);
 const SIGKILL_BIT: u64 = 1 << 8;
 const SHARDS: u64 = 16;
-/// An interrupt is early if its request is not in the index yet.
+/// Maximum number of early interrupts that a shard remembers. An interrupt is early if its request
+/// is not in the index yet.
 const EARLY_MAX: usize = 64;
 
 pub(crate) trait Interruptible: Send + Sync {
@@ -52,8 +54,8 @@ pub(crate) trait Interruptible: Send + Sync {
 
     fn cancel(&self);
 
-    /// Called instead of `cancel` if the client may be killed or alive. Returns false if the
-    /// request goes on.
+    /// Cancels the request, if that is right for a client that may be killed or alive. Returns
+    /// false if the request goes on instead.
     fn cancel_unproven(&self) -> bool {
         self.cancel();
         true
@@ -62,8 +64,8 @@ pub(crate) trait Interruptible: Send + Sync {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CancelledBy {
-    /// The kernel sends a request that closes a file only once, so it must run even if its client
-    /// is killed.
+    /// No signal cancels a request that closes a file. The kernel sends it only once, so it must
+    /// run even if its client is killed.
     Nothing,
     Kill,
     AnySignal,
@@ -73,7 +75,7 @@ pub(crate) enum CancelledBy {
 enum Killed {
     No,
     Proven,
-    /// `/proc` does not show the client.
+    /// It is unknown whether the client was killed, because `/proc` does not show the client.
     Unknown,
 }
 
@@ -83,22 +85,24 @@ pub(crate) struct Interrupts {
     interrupted: Arc<Interrupted>,
 }
 
-/// All fields are protected by the mutex of the shard.
+/// A part of the index of requests. All fields are protected by the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     requests: HashMap<u64, Arc<dyn Interruptible>, RandomState>,
-    /// Interrupted requests that were not in the index: each has ended, or was not entered yet.
+    /// The numbers of interrupted requests that were not in the index. Such a request has ended, or
+    /// was not entered yet.
     early: VecDeque<u64>,
 }
 
 impl Interrupts {
     fn shard(&self, unique: u64) -> &Mutex<Shard> {
-        // The kernel counts requests in steps of 2.
+        // The kernel numbers requests in steps of 2, so divide by 2 to use all shards.
         &self.shards[(unique / 2 % SHARDS) as usize]
     }
 
-    /// Returns true if an interrupt has arrived before the request. Then the caller must call
-    /// [`Interrupts::signalled`] as soon as the request can be cancelled.
+    /// Enters a request into the index. Returns true if an interrupt of the request has arrived
+    /// before. Then the caller must call [`Interrupts::signalled`] as soon as the request can be
+    /// cancelled.
     #[must_use]
     pub(crate) fn enter(&self, unique: u64, request: Arc<dyn Interruptible>) -> bool {
         let mut shard = self.shard(unique).lock();
@@ -120,7 +124,8 @@ impl Interrupts {
         self.shards.iter().map(|shard| shard.lock().requests.len()).sum()
     }
 
-    /// Returns true if that has cancelled the request.
+    /// Handles an interrupt of the request with the number `unique`. Returns true if the interrupt
+    /// has cancelled the request.
     pub(crate) fn interrupt(&self, unique: u64) -> bool {
         let mut shard = self.shard(unique).lock();
         match shard.requests.get(&unique).cloned() {
@@ -140,8 +145,8 @@ impl Interrupts {
         }
     }
 
-    /// A signal that does not cancel the request may be followed by one that does. So the request
-    /// is watched until it ends.
+    /// Handles a signal to the client of `request`, and returns true if it cancels the request. A
+    /// later signal may cancel a request that goes on. So such a request is watched until it ends.
     pub(crate) fn signalled(&self, request: &Arc<dyn Interruptible>) -> bool {
         let is_cancelled = match request.cancelled_by() {
             CancelledBy::Nothing => return false,
@@ -166,7 +171,8 @@ impl fmt::Debug for Interrupts {
 
 #[derive(Default)]
 struct Interrupted {
-    /// Protected by its own mutex, which is held alone.
+    /// The interrupted requests that are watched for later signals. Protected by its own mutex,
+    /// under which no other lock is taken.
     watched: Mutex<Watched>,
 }
 
@@ -223,7 +229,8 @@ fn is_cancelled_by_kill(request: &dyn Interruptible) -> bool {
     }
 }
 
-/// The thread of an unanswered request exists. So if its status is missing, `/proc` hides it.
+/// Tells whether the thread `pid`, which waits for an answer, was killed. The thread exists, so
+/// `/proc` hides it if its status cannot be read.
 fn killed(pid: u32) -> Killed {
     let status = match pid {
         0 => return Killed::Unknown,

@@ -2,18 +2,19 @@
 //! ([`corewalk::Leases`]).
 //!
 //! # Time
-//! The kernel measures how long it may keep an answer from the moment at which it gets the answer.
-//! But the back end has given the answer earlier. So right before the server writes an answer, it
-//! subtracts the time since the request arrived. An answer that has taken longer than [`LATE`] gets
-//! no time at all. If the answer turns out to be late after the write, the server makes the kernel
-//! drop it. Two cases remain:
+//! The kernel may keep an answer for a time that begins when the kernel gets the answer. But the
+//! back end has given the answer earlier. So right before the server writes an answer, it subtracts
+//! the time since the request arrived. An answer that has taken longer than [`LATE`] gets no time
+//! at all. If the server finds after the write that the answer was late, it makes the kernel drop
+//! the answer. Two cases remain:
 //! - The server may be stopped between the subtraction and the write. Then the kernel can use an
 //!   old answer until the server makes it drop the answer.
-//! - While the whole machine is suspended, the times stand still.
+//! - While the whole machine is suspended, the kernel does not count the time.
 //!
 //! # Transports
-//! Only the threads of `/dev/fuse` write each answer immediately, so only they hand out the
-//! [`ClientCache`]. Over io_uring, an answer may wait for the next request.
+//! The server gives the back end a [`ClientCache`] only if the transport is `/dev/fuse`. Only the
+//! threads of that transport write each answer immediately. Over io_uring, an answer may wait for
+//! the next request.
 //!
 //! Source: Linux `fs/fuse/dir.c` (`fuse_dentry_revalidate`), `fs/fuse/inode.c`
 //! (`fuse_change_attributes`, `fuse_reverse_inval_inode`).
@@ -28,8 +29,8 @@ use crate::notify::Notifier;
 use crate::server::{Server, translate};
 use crate::wire::{Message, Opcode};
 
-/// If an answer takes longer, the kernel does not keep it. So a back end must stop trusting a lease
-/// this much before the lease ends.
+/// The longest time that an answer may take if the kernel is to keep it. So a back end must stop
+/// trusting a lease this long before the lease ends.
 pub(crate) const LATE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -88,10 +89,10 @@ impl Server {
 
 fn has_time(opcode: Opcode, body: &[u8]) -> bool {
     let words = match opcode {
-        // In a `fuse_entry_out`, bytes 16 to 23 are the seconds of the entry's time, and bytes 32
-        // to 35 its nanoseconds.
+        // In a `fuse_entry_out`, bytes 16 to 23 are the seconds of the entry's timeout, and bytes
+        // 32 to 35 its nanoseconds.
         Opcode::LOOKUP => [16..24, 32..36],
-        // `fuse_attr_out` and `fuse_statx_out` begin with the time.
+        // `fuse_attr_out` and `fuse_statx_out` begin with the timeout.
         Opcode::GETATTR | Opcode::STATX => [0..8, 8..12],
         _ => return false,
     };

@@ -1,11 +1,11 @@
 //! A FUSE server for any corewalk file system.
 //!
-//! The kernel sends a FUSE server requests about numbered inodes. It counts how often the server
-//! has handed out each number, and later returns many of these counts with one forget request. A
-//! server must keep the same counts, even if requests run in parallel. corewalk's cache does that.
+//! The kernel sends a FUSE server requests about numbered inodes. For each number, the kernel
+//! counts how often the server has handed it out. Later it returns many of these counts with one
+//! forget request. A server must keep the same counts, even if requests run in parallel. corewalk's
+//! cache does that.
 //!
-//! To corewalk's cache, this crate adds the rules of the FUSE protocol, credentials, cookies of
-//! directories, mounting and unmounting.
+//! This crate adds the rules of the FUSE protocol, credentials, directory cookies, and mounting.
 //!
 //! # How it works
 //! - [`Server`] has one method per request. A method takes plain arguments and returns an answer or
@@ -53,8 +53,8 @@ mod adapter;
 mod asynchronous;
 mod credentials;
 mod dispatch;
-/// A tmpfs into which tests can inject delays and failures. The tests on real mounts share the
-/// file, and use more of its functions.
+/// A tmpfs into which tests can inject delays and failures. The tests on real mounts use the same
+/// file, and call more of its functions than the tests of this crate.
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../tests/real/hooked.rs"]
@@ -74,7 +74,7 @@ mod timeouts;
 mod transport;
 mod wire;
 
-/// Makes the examples in the README tests.
+/// Runs the examples in the README as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

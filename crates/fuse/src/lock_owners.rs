@@ -1,4 +1,4 @@
-//! The owners of fcntl(2) locks, sorted by the open files through which they took their locks.
+//! The owners of fcntl(2) locks, grouped by the open files through which they took the locks.
 //!
 //! When a process closes a file, the kernel sends a flush with the number of the lock owner, which
 //! ends the owner's locks. For two kinds of locks no such flush comes:
@@ -6,8 +6,8 @@
 //! - a lock that one thread got while another thread of its process closed the descriptor.
 //!
 //! The server ends locks of both kinds when the open file is released. So until the release, it
-//! remembers the owners that have requested locks through each open file. Exception: it remembers
-//! none for handle 0, which all files of a back end without handles share.
+//! remembers the owners that have requested locks through each open file. It remembers none for
+//! handle 0, which all files of a back end without handles share.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`), `fs/locks.c` (`fcntl_setlk`).
 
@@ -19,16 +19,16 @@ use foldhash::fast::RandomState;
 
 #[derive(Debug, Default)]
 pub(crate) struct LockOwners {
-    /// The pairs of open file and owner, by node. Protected by its own mutex, under which no other
-    /// lock is taken.
+    /// For each node, the pairs of an open file and a lock owner. Protected by its own mutex, under
+    /// which no other lock is taken.
     by_node: Mutex<HashMap<u64, Vec<Pair>, RandomState>>,
 }
 
 type Pair = (u64, u64);
 
 impl LockOwners {
-    /// After an error other than `EAGAIN`, the back end may have granted the lock and lost the
-    /// answer. So the owner of the lock is remembered in that case too.
+    /// Remembers the owner of a requested lock, unless the request was refused with `EAGAIN`. After
+    /// any other error, the back end may have granted the lock and lost the answer.
     pub(crate) fn requested(
         &self,
         (node, handle): (u64, u64),

@@ -53,8 +53,8 @@ impl KernelCache {
     /// Drops the cached answer for `name` in the directory with inode number `parent`.
     /// [`KernelCache`] has an example.
     ///
-    /// If the name is that of a directory, the kernel also detaches every file system that is
-    /// mounted on it or below it, as umount(2) would.
+    /// If the name is that of a directory, the kernel also detaches every file system mounted on or
+    /// below the directory, as umount(2) would.
     ///
     /// # Errors
     /// The errors of the kernel, such as `ENOTDIR`. If the kernel has nothing cached, that is no

@@ -26,22 +26,24 @@ const THREADS_MAX: usize = 32;
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// The drop waits until all queued jobs have run.
+/// A pool of offload threads. Dropping it waits until all queued jobs have run.
 pub(crate) struct Offload {
     shared: Arc<Shared>,
-    /// The processors of the thread that made the pool. An offload thread would otherwise inherit
-    /// those of the thread that starts it, which may be fewer.
+    /// The processors of the thread that made the pool, on which all offload threads run. Otherwise
+    /// an offload thread would inherit the processors of the thread that starts it, which may be
+    /// fewer.
     cpus: Option<CpuSet>,
-    /// Protected by its own mutex, which no thread holds together with the mutex of
-    /// `Shared::queue`.
+    /// The started threads. Protected by its own mutex, which no thread holds together with the
+    /// mutex of `Shared::queue`.
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// Protected by its own mutex, which is unlocked while a job runs.
+    /// The jobs that wait for a thread. Protected by its own mutex, which is unlocked while a job
+    /// runs.
     queue: Mutex<Queue>,
-    /// Idle threads wait on it, with the mutex of `queue`.
+    /// Wakes idle threads when the queue has changed. Used with the mutex of `queue`.
     changed: Condvar,
 }
 
@@ -50,7 +52,8 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     started: usize,
-    /// A thread that was woken counts as idle until it has locked the queue.
+    /// The number of idle threads. A thread that was woken counts as idle until it has locked the
+    /// queue.
     idle: usize,
     is_closed: bool,
 }
@@ -63,7 +66,8 @@ impl Default for Offload {
 }
 
 impl Offload {
-    /// If the pool has no thread and cannot start one, `job` runs on the calling thread.
+    /// Runs `job` on an offload thread. If the pool has no thread and cannot start one, `job` runs
+    /// on the calling thread.
     pub(crate) fn run(&self, job: Job) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(job);
@@ -118,8 +122,8 @@ impl Shared {
     fn work_off(&self, queue: &mut MutexGuard<'_, Queue>) {
         while let Some(job) = queue.jobs.pop_front() {
             MutexGuard::unlocked(queue, || {
-                // Jobs of the dispatcher do not panic. If a job of the adapter panics, the
-                // destructor of fuser's reply answers `EIO`.
+                // Ignore a panic. Jobs of the dispatcher do not panic. If a job of the adapter
+                // panics, the destructor of fuser's reply answers `EIO`.
                 let _ = catch_unwind(AssertUnwindSafe(job));
             });
         }
@@ -156,8 +160,9 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Each job waits until the test wakes it. The test wakes the first `THREADS_MAX` jobs in
-    /// reverse order, so a pool with fewer threads would hang.
+    /// The pool must run `THREADS_MAX` jobs at the same time. Each job waits until the test wakes
+    /// it. The test wakes the first `THREADS_MAX` jobs in reverse order, so a pool with fewer
+    /// threads would hang.
     #[test]
     fn jobs_wait_side_by_side_and_all_are_done() {
         let offload = Offload::default();

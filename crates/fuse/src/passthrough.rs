@@ -7,8 +7,8 @@
 //! - From then on, read(2), write(2) and mmap(2) go to the file of the host. All other requests
 //!   still come to the server.
 //!
-//! The kernel demands that all opens of one inode agree: either all have the same registered file,
-//! or none has one. So the server decides at the first open of an inode, and keeps the decision
+//! The kernel demands that all opens of one inode agree: either all use the same registered file,
+//! or none uses one. So the server decides at the first open of an inode, and keeps the decision
 //! until the last release. The kernel sends the release only when it no longer uses the open file.
 //!
 //! Only root may register files. If the kernel refuses the first file, the mount continues without
@@ -16,10 +16,10 @@
 //!
 //! # Set-user-ID, set-group-ID and capabilities
 //! The kernel writes to the file of the host without `CAP_FSETID`, so the host clears set-user-ID,
-//! set-group-ID and capabilities with each write. But the kernel of the mount may still have the
-//! old mode in its cache, and could run the new content with the rights of the old one. So before
-//! such a write, the kernel sends a setattr request without any attribute ([`Passthrough::has`]).
-//! The server then clears the bits itself, and its answer has the new mode.
+//! set-group-ID and capabilities with each write. But the kernel may still have the old mode of the
+//! mounted file in its cache. It could then execute the new content with the privileges of the old
+//! mode. So before such a write, the kernel sends a setattr request without any attribute
+//! ([`Passthrough::has`]). The server then clears the bits itself, and its answer has the new mode.
 //!
 //! # Files that are not passed through
 //! - A file whose first open has `O_APPEND`. If a program later clears that flag with fcntl(2), the
@@ -51,9 +51,9 @@ pub(crate) type BackingId = NonZero<u32>;
 pub(crate) struct Passthrough {
     /// Protected by its own mutex.
     open: Mutex<HashMap<u64, Decision, RandomState>>,
-    /// Further opens of an inode wait on it for the decision, with the mutex of `open`.
+    /// Wakes the opens that wait for the decision about their inode. Used with the mutex of `open`.
     decided: Condvar,
-    /// The kernel has refused to register a file, for a reason that holds for all files.
+    /// True if the kernel has refused to register a file, for a reason that holds for all files.
     is_refused: AtomicBool,
 }
 
@@ -67,8 +67,8 @@ enum Decision {
     },
 }
 
-/// The destructor completes a decision even if the back end panics, so that other opens do not wait
-/// for ever.
+/// A decision that is not made yet. The destructor makes the decision even if the back end panics,
+/// so that other opens do not wait for ever.
 struct Deciding<'a> {
     passthrough: &'a Passthrough,
     node: u64,
@@ -76,8 +76,8 @@ struct Deciding<'a> {
 }
 
 impl Passthrough {
-    /// The first open of an inode decides whether the kernel reads and writes the file of the host
-    /// itself.
+    /// Decides at the first open of an inode whether the kernel reads and writes the file of the
+    /// host itself. Returns the decision at each open of the inode.
     pub(crate) fn opened(
         &self,
         server: &Server,
@@ -131,8 +131,8 @@ impl Passthrough {
     }
 
     fn register(&self, server: &Server, node: u64, handle: u64) -> Option<BackingId> {
-        // ORDERING: Relaxed. A hint: a thread that misses the store of `true` in `register` only
-        // makes a system call that fails.
+        // ORDERING: Relaxed. The flag only saves a system call. A thread that misses the store of
+        // `true` in `register` makes the call, which fails.
         if self.is_refused.load(Ordering::Relaxed) {
             return None;
         }
@@ -140,11 +140,11 @@ impl Passthrough {
         match server.device()?.open_backing_file(&file) {
             Ok(id) => Some(id),
             Err(error) => {
-                // This process may not register files (`EPERM`), or the host's file system lies
-                // over another one (`ELOOP`). Both hold for every file.
+                // Remember a refusal that holds for every file. This process may not register files
+                // (`EPERM`), or the host's file system lies over another one (`ELOOP`).
                 if matches!(error, Errno::PERM | Errno::LOOP) {
-                    // ORDERING: Relaxed. A hint: a thread whose load in `register` misses the value
-                    // only makes a system call that fails.
+                    // ORDERING: Relaxed. The flag only saves a system call. A thread whose load in
+                    // `register` misses the value makes the call, which fails.
                     self.is_refused.store(true, Ordering::Relaxed);
                 }
                 log::debug!("the kernel does not pass a file through: {error}");

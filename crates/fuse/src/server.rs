@@ -132,8 +132,8 @@ pub struct Change {
     /// The permission for the change was checked when the file was opened.
     pub handle: Option<u64>,
     /// Whether the change clears the set-user-ID and set-group-ID bits of the file. Only two kinds
-    /// of requests say so: a truncation, and a change without attributes, which the kernel sends
-    /// before a write that the server does not see.
+    /// of requests say so: a truncation, and a change without attributes. The kernel sends the
+    /// latter before a write that the server does not see.
     pub set_id: SetId,
 }
 
@@ -289,8 +289,8 @@ impl Server {
         }
     }
 
-    /// The kernel looks up `.` and `..` to open a file handle of an inode that it has forgotten:
-    /// first for the inode, then for the directories above it.
+    /// The kernel looks up `.` and `..` to open a file handle of an inode that it has forgotten. It
+    /// looks up first for the inode, then for the directories above it.
     ///
     /// # Errors
     /// `ESTALE` if the inode is gone.
@@ -427,9 +427,9 @@ impl Server {
         Ok(inode)
     }
 
-    /// Some requests depend on the owner or the mode: a new file inherits the group of its
-    /// directory, and a write clears bits of the mode. If other programs may have changed these,
-    /// the back end is asked again.
+    /// Some requests depend on the owner or the mode. A new file inherits the group of its
+    /// directory, and a write clears bits of the mode. If other programs may have changed owner or
+    /// mode, the back end is asked again.
     fn inode_refreshed(&self, node: u64) -> Result<InodeRef<'_>, Errno> {
         let inode = self.inode(node)?;
         self.refresh(&inode);

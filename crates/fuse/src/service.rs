@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::transport::{NoRings, Transport};
 use crate::wire::{Features, Init, Message, OwnedMessage};
 
-/// Sends the body of the answer, or an error.
+/// Sends the answer to a request: a body or an error.
 pub(crate) type Reply = Box<dyn FnOnce(Result<&[u8], Errno>) + Send>;
 
 pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
@@ -24,7 +24,8 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
 
     fn vfs(&self) -> &Vfs;
 
-    /// The translation swaps 1 with the inode number of the root, so it works in both directions.
+    /// Translates an inode number of the back end into a node number, or back. The translation
+    /// swaps 1 with the inode number of the root, so it works in both directions.
     fn translate(&self, number: u64) -> u64;
 
     fn waits(&self) -> bool;
@@ -33,7 +34,8 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
 
     fn features(&self, offered: Features) -> Features;
 
-    /// An asynchronous server looks only into its cache.
+    /// Returns the node number of the file that the names in `path` lead to from the root. An
+    /// asynchronous server looks only into its cache.
     ///
     /// # Errors
     /// `ENOENT`; `ENOTDIR`; the errors of the back end.
@@ -41,8 +43,8 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64>;
 
-    /// Also invalidates everything below the name. Calls `dropped` with the node number and the
-    /// kind of each inode of the name and below it.
+    /// Drops the name `name` in `parent` from the cache, and everything below it. Calls `dropped`
+    /// with the node number and the kind of each inode of the name and below it.
     fn invalidate_name(
         &self,
         parent: u64,
@@ -50,7 +52,8 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
         dropped: &mut dyn FnMut(u64, FileKind),
     ) -> Result<(), Errno>;
 
-    /// Calls `directory` with the node number of each cached directory.
+    /// Drops all names from the cache. Calls `directory` with the node number of each cached
+    /// directory.
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64));
 
     fn invalidate_attributes(&self, node: u64) -> Result<(), Errno>;
@@ -61,7 +64,7 @@ pub(crate) trait Service: fmt::Debug + Send + Sync + 'static {
 
     fn dispatcher(self: Arc<Self>, init: &Init) -> Arc<dyn Dispatch>;
 
-    /// Returns `None` if this kind of server does not support fuser.
+    /// Returns the adapter for fuser, or `None` if this server does not support fuser.
     fn adapter(self: Arc<Self>) -> Option<Adapter>;
 }
 
@@ -72,7 +75,7 @@ pub(crate) trait Dispatch: Send + Sync + fmt::Debug {
 
     fn serve(&self, message: &Message<'_>, buffer: &mut [u8]) -> Outcome;
 
-    /// True if [`Dispatch::delivered`] must be called.
+    /// Returns true if the transport must call [`Dispatch::delivered`] after it has sent an answer.
     fn checks_delivery(&self) -> bool {
         false
     }

@@ -1,9 +1,9 @@
 //! The shrinker: a thread that makes the kernel forget inodes, so that the cache keeps within its
 //! budget.
 //!
-//! The kernel keeps each inode that it has looked up, until it sends a forget of the inode. Until
-//! then, the cache cannot evict the inode. The kernel forgets inodes when memory is short, but it
-//! does not know the budget of the cache.
+//! The kernel keeps each inode that it has looked up, until it sends a forget of that inode. Before
+//! the forget, the cache cannot evict the inode. The kernel forgets inodes when memory is short,
+//! but it does not know the budget of the cache.
 //!
 //! The shrinker watches the budget. While the cache is over its budget, the shrinker works in
 //! rounds. In each round it evicts unused entries, and requests the kernel to forget others. When
@@ -14,8 +14,8 @@
 //!
 //! # Never on a request's thread
 //! While the kernel handles a notification, it may wait for a lock whose holder waits for a
-//! request, or for pages that must be written first. If a thread that serves requests sent the
-//! notification, it could wait for itself.
+//! request. It may also wait for pages that must be written first. If a thread that serves requests
+//! sent the notification, it could wait for itself.
 //!
 //! # The two notifications
 //! - By node (`FUSE_NOTIFY_PRUNE`, Linux 6.18). One call names many nodes. The kernel drops the
@@ -46,21 +46,22 @@ use corewalk_base::primitives::thread;
 use crate::mount::Device;
 use crate::service::Service;
 
-/// If the cache exceeds its budget, it wakes the shrinker thread before the end of the pause.
+/// The pause while the cache is within its budget. If the cache exceeds its budget, it wakes the
+/// shrinker thread earlier.
 const TICK: Duration = Duration::from_secs(1);
-/// Forgets arrive during the pause between two rounds.
+/// The shortest pause between two rounds. Forgets arrive during the pause.
 const ROUND: Duration = Duration::from_millis(1);
 const REQUEST_MAX: u64 = 4096;
-/// Each round makes one attempt to evict an entry that the kernel was requested to forget. An
-/// attempt fails while the entry is in use.
+/// Maximum number of attempts to evict an entry that the kernel was requested to forget. Each round
+/// makes one attempt, which fails while the entry is in use.
 const TRIES_MAX: u32 = 16;
-/// Each round without an eviction doubles the pause. After more of them in succession, the shrinker
-/// rests for the time `REST`.
+/// Maximum number of successive rounds without an eviction, each of which doubles the pause. After
+/// one more such round, the shrinker rests for the time `REST`.
 const FRUITLESS_MAX: u32 = 6;
 const REST: Duration = Duration::from_millis(200);
 const ENTRY_BYTES: u64 = 128;
-/// The shrinker stops when the cache is 1 / `SPARE_SHARE` below its budget. Otherwise it would have
-/// to start again immediately.
+/// The shrinker frees memory until the cache is 1 / `SPARE_SHARE` below its budget. Otherwise it
+/// would have to start again immediately.
 const SPARE_SHARE: u64 = 16;
 
 /// Dropping it ends the thread.
@@ -118,7 +119,8 @@ impl ShrinkThread {
             let missing = self.missing_bytes();
             if missing == 0 {
                 self.requested.clear();
-                // Removed names leave negative entries, whose number has a limit of its own.
+                // Evict negative entries, which removed names leave. Their number has a limit of
+                // its own.
                 self.server.vfs().reclaim(0, &mut |_| {});
                 self.server.vfs().maintain_backend(&self.server.vfs().root());
                 (fruitless, pause) = (0, TICK);
@@ -143,8 +145,8 @@ impl ShrinkThread {
         missing
     }
 
-    /// If evictions free less than `missing` bytes, the kernel is requested to forget further
-    /// entries.
+    /// Evicts entries, and returns their number. Requests the kernel to forget further entries if
+    /// fewer than `missing` entries are evicted or requested already.
     fn round(&mut self, missing: u64) -> u64 {
         let vfs = self.server.vfs();
         let mut evicted = 0;
@@ -175,7 +177,8 @@ impl ShrinkThread {
         evicted
     }
 
-    /// A kernel that does not know `FUSE_NOTIFY_PRUNE` is requested to drop names in later rounds.
+    /// Requests the kernel to forget `nodes`. If the kernel does not know `FUSE_NOTIFY_PRUNE`,
+    /// later rounds request it to drop names instead.
     fn prune_nodes(&mut self, nodes: &[u64]) {
         match self.device.notify_prune(nodes) {
             Ok(()) => {}
@@ -195,8 +198,9 @@ impl ShrinkThread {
     }
 }
 
-/// `Wake::OverBudget` ends only a pause of length `TICK` early. During a shorter one the shrinker
-/// knows already that the cache is over its budget.
+/// Waits for the time `pause`. Returns false if the shrinker must stop. `Wake::OverBudget` ends
+/// only a pause of length `TICK` early. During a shorter pause, the shrinker knows already that the
+/// cache is over its budget.
 fn has_waited(woken: &Receiver<Wake>, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
@@ -219,7 +223,7 @@ impl Pressure for WakeOnPressure {
 impl Drop for Shrinker {
     fn drop(&mut self) {
         // If the queue is full, `send` blocks until the shrinker thread has received the message in
-        // it.
+        // it. So the message `Stop` is not lost.
         let _ = self.wakes.send(Wake::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -11,7 +11,8 @@ use crate::options::{Options, Permissions};
 pub(crate) struct Timeouts {
     pub(crate) entry: Duration,
     pub(crate) attr: Duration,
-    /// False if the server checks permissions: the kernel must then cache nothing.
+    /// True if the back end may set timeouts. False if the server checks permissions: the kernel
+    /// must then cache nothing.
     can_be_set: bool,
 }
 
@@ -26,8 +27,8 @@ impl Timeouts {
         Timeouts { entry: timeout, attr: timeout, can_be_set: false }
     }
 
-    /// Timeouts that the back end has set in `attr` replace those of the options, if it may set
-    /// timeouts.
+    /// Returns the timeouts for an answer with `attr`. Timeouts that the back end has set in `attr`
+    /// replace those of the options, if the back end may set timeouts.
     pub(crate) fn set_by(self, attr: &Attr) -> Timeouts {
         let Ttl { entry, attr } = if self.can_be_set { attr.ttl } else { Ttl::default() };
         Timeouts { entry: entry.unwrap_or(self.entry), attr: attr.unwrap_or(self.attr), ..self }
@@ -55,8 +56,8 @@ impl Timeouts {
         Timeouts { attr: Duration::ZERO, ..self }
     }
 
-    /// Some answers of fuser have only one timeout for an entry and its attributes. The shorter one
-    /// is safe for both.
+    /// Returns the shorter one of the two timeouts. Some answers of fuser have only one timeout for
+    /// an entry and its attributes. The shorter one is safe for both.
     pub(crate) fn shorter(self) -> Duration {
         self.entry.min(self.attr)
     }

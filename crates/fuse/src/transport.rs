@@ -3,11 +3,11 @@
 //!
 //! There are three transports:
 //! - io_uring: the kernel puts a request into a queue of the processor on which the request was
-//!   made, and a thread on that processor serves it. One system call sends an answer and fetches
-//!   the next request.
+//!   made. A thread on that processor serves the request. One system call sends an answer and
+//!   fetches the next request.
 //! - The FUSE device: each thread reads a request with one system call, and writes the answer with
 //!   another one. Forgets arrive this way even if other requests arrive over io_uring.
-//! - The crate fuser: its [`Session`](fuser::Session) calls the [`Adapter`](crate::Adapter).
+//! - The crate fuser: its `Session` calls the [`Adapter`](crate::Adapter).
 //!
 //! # The threads
 //! [`start`] negotiates with the kernel and starts the threads. Each thread ends when its read
@@ -67,8 +67,8 @@ pub enum Transport {
     /// files, it fails with [`MountError::System`] and `EOPNOTSUPP`.
     ///
     /// A waiting request of an [`AsyncFileSystem`](crate::AsyncFileSystem) keeps one entry of its
-    /// queue. A queue has 8 entries, or with more threads than processors one for each of its
-    /// threads.
+    /// queue. A queue has 8 entries. With more threads than processors, it has one entry for each
+    /// of its threads.
     Uring,
     /// The device `/dev/fuse` (`transport=dev`).
     Device,
@@ -77,7 +77,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Returns the name that the option `transport=` has for this value.
+    /// Returns the name of this transport in the option `transport=`.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Auto => "auto",
@@ -87,24 +87,25 @@ impl Transport {
         }
     }
 
-    /// Returns the value with the name `name`.
+    /// Returns the transport with the name `name`, or `None` if there is none.
     pub fn from_name(name: &str) -> Option<Transport> {
         let all = [Transport::Auto, Transport::Uring, Transport::Device, Transport::Fuser];
         all.into_iter().find(|transport| transport.name() == name)
     }
 }
 
-/// Space in bytes for the header, the fixed arguments and the names of a request; its data follow.
-/// A long target of a new symbolic link extends into that space.
+/// Length in bytes of the first part of the buffer for a request. It has space for the header, the
+/// fixed arguments and the names. The second part is for data, but a long target of a new symbolic
+/// link extends into it.
 const MESSAGE_BYTES: usize = 4096;
-/// Length of the buffer for `FUSE_INIT`. It is larger than today's request, for later versions of
-/// the protocol.
+/// Length in bytes of the buffer for `FUSE_INIT`. The buffer is longer than the request of protocol
+/// 7.45, because later versions may need more.
 const INIT_BYTES: usize = 8192;
 
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) transport: Transport,
-    /// Ends when all other threads of the session have ended.
+    /// The thread that waits for all other threads of the session, and then ends.
     pub(crate) thread: JoinHandle<io::Result<()>>,
 }
 
@@ -114,10 +115,10 @@ pub(crate) enum NoRings {
     NotOffered,
     ManyThreads,
     Waits,
-    /// Over io_uring, requests that wait for a lock could take all entries of a queue. Then the
-    /// request that drops the lock would not arrive.
+    /// The back end manages locks of files. Over io_uring, requests that wait for a lock could take
+    /// all entries of a queue. Then the request that drops the lock would not arrive.
     Locks,
-    /// The text names the step that failed.
+    /// The start of the rings has failed. The text names the step that failed.
     Failed(&'static str, Errno),
 }
 
@@ -146,7 +147,8 @@ impl NoRings {
     }
 }
 
-/// Calls `on_ready` before the first request is served.
+/// Negotiates with the kernel, and starts the threads that serve requests. Calls `on_ready` before
+/// the first request is served.
 ///
 /// # Errors
 /// A [`MountError`], in which case all threads end.
@@ -174,11 +176,12 @@ pub(crate) fn start(
     if why.is_none() {
         chosen = Features(chosen.0 | Features::OVER_IO_URING);
     }
-    // After the answer to `FUSE_INIT` the kernel puts requests into the rings, and a ring without a
-    // thread would hold up all of them. So start all threads before.
+    // Start all threads before the answer to `FUSE_INIT`. After the answer, the kernel puts
+    // requests into the rings. A ring without a thread would hold up all requests.
     let dispatcher = Arc::clone(server).dispatcher(&init);
     let mut crew = Crew::default();
-    // Beside rings, one thread is enough for the forgets.
+    // If there are rings, one thread is enough for the requests that arrive over `/dev/fuse`: they
+    // are mostly forgets.
     let readers = if why.is_none() { 1 } else { mount.threads.max(1) };
     for queues in rings {
         crew.add_ring(queues, reader(&dispatcher, device)?)?;
@@ -241,6 +244,9 @@ fn negotiating(error: Errno) -> MountError {
     MountError::System("negotiating with the kernel", error)
 }
 
+/// Reads `FUSE_INIT`, and returns it with its number.
+///
+/// # Errors
 /// `EPROTO` if the kernel is too old; `EIO` if the first request is not `FUSE_INIT`; the errors of
 /// read(2).
 fn receive_init(device: &Device) -> Result<(Init, u64), Errno> {

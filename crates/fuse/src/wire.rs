@@ -33,7 +33,8 @@ pub(crate) struct Header {
     pub(crate) unique: u64,
     pub(crate) node: u64,
     pub(crate) caller: Caller,
-    /// Extensions are at the end of a request; an example is the security context of a new file.
+    /// Length in bytes of the extensions at the end of a request. An example is the security
+    /// context of a new file.
     extension_bytes: usize,
 }
 
@@ -74,11 +75,13 @@ impl Header {
 }
 
 impl<'a> Message<'a> {
-    /// The features of the connection decide how long the fixed arguments are.
+    /// Parses a message that is in one buffer. The features of the connection decide how long the
+    /// fixed arguments are.
     ///
     /// # Errors
     /// If the message is shorter than its operation requires, the error is the number of the
-    /// request, which gets `EIO`. A message shorter than a header cannot be answered.
+    /// request, which gets `EIO`. If it is shorter than a header, the error is `None`, and the
+    /// message cannot be answered.
     pub(crate) fn parse(bytes: &'a [u8], features: Features) -> Result<Message<'a>, Option<u64>> {
         let (header, args) = bytes.split_at_checked(IN_HEADER_BYTES).ok_or(None)?;
         let header = Header::parse(header).map_err(|_| None)?;
@@ -88,7 +91,8 @@ impl<'a> Message<'a> {
         Message::from_parts(header, fixed, rest)
     }
 
-    /// io_uring delivers the parts separately. `fixed` may be longer than the fixed arguments.
+    /// Parses a message whose parts io_uring has delivered separately. `fixed` may be longer than
+    /// the fixed arguments.
     ///
     /// # Errors
     /// As those of [`Message::parse`].
@@ -130,7 +134,7 @@ impl OwnedMessage {
         Message { header: self.header, fixed: &self.fixed, rest: &self.rest }
     }
 
-    /// Copies nothing. `data` must be a part of this message.
+    /// Returns `data`, which must be a part of this message, without copying it.
     pub(crate) fn bytes_of(&self, data: &[u8]) -> Bytes {
         self.rest.slice_ref(data)
     }
@@ -151,7 +155,7 @@ impl<'a> Args<'a> {
         self.take().map(u64::from_ne_bytes)
     }
 
-    /// In the message, a NUL byte ends each name.
+    /// Reads the next name. In the message, a NUL byte ends each name.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], Errno> {
         let end = self.rest.iter().position(|&byte| byte == 0).ok_or(MALFORMED)?;
         let name = &self.rest[..end];

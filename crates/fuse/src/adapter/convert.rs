@@ -30,7 +30,8 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// The kernel recognises the answer "no such name" by inode number 0.
+/// Returns the attributes in an answer for a missing name. The kernel recognises such an answer by
+/// the inode number 0.
 pub(super) fn no_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -70,9 +71,9 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
     }
 }
 
-/// fuser 0.18 adds the nanoseconds of a time before 1970 with the wrong sign. If the kernel sends
-/// -1.5 s (as -2 s plus 0.5e9 ns), fuser passes on -2.5 s. This function restores the numbers of
-/// the kernel.
+/// Returns the time that the kernel has sent. fuser 0.18 adds the nanoseconds of a time before 1970
+/// with the wrong sign, which this function corrects. If the kernel sends -1.5 s (as -2 s plus
+/// 0.5e9 ns), fuser passes on -2.5 s.
 pub(super) fn timespec(time: SystemTime) -> Timespec {
     let (secs, nanos) = match time.duration_since(UNIX_EPOCH) {
         Ok(since) => (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), since.subsec_nanos()),

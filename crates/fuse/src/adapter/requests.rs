@@ -45,7 +45,8 @@ impl Adapter {
         self.answer_or_retry(caller, result, retry, move |result| entry(timeouts, result, reply));
     }
 
-    /// An fsync that may wait runs on an offload thread, which also sends the reply.
+    /// Serves an fsync. If the back end may wait, the fsync runs on an offload thread, which also
+    /// sends the reply.
     fn sync(&self, caller: Caller, node: u64, handle: u64, is_datasync: bool, reply: ReplyEmpty) {
         let what = if is_datasync { Fsync::Data } else { Fsync::All };
         let sync = move |server: &Server| server.fsync(node, handle, what);
@@ -460,8 +461,8 @@ impl Filesystem for Adapter {
         let timeouts = Timeouts::of(self.server.options());
         let listed = self.guarded(caller(request), |server| {
             server.readdirplus(ino.0, fh.0, offset, &mut |entry, attr| {
-                // An entry whose lookup has failed has node number 0 and no attributes. The kernel
-                // looks its name up when a program uses it.
+                // If the lookup of the entry has failed, the node number is 0. Report such an entry
+                // with a timeout of 0, so that the kernel looks its name up when a program uses it.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
                     _ => (*attr, timeouts.set_by(attr).shorter()),

@@ -22,11 +22,11 @@ const PAUSES: [Duration; 3] =
 pub(super) type Retry<T> = Box<dyn Fn(&Server) -> Result<T, corewalk::Errno> + Send>;
 
 impl Adapter {
-    /// Calls `answer` with the result. If it is `ENOSPC`, first repeats the request up to three
-    /// times, after pauses.
+    /// Passes the result of a request to `answer`. If the result is `ENOSPC`, first repeats the
+    /// request up to three times, with a pause before each time.
     ///
-    /// `retry` copies the arguments of the request only for a repetition, so a request that
-    /// succeeds copies nothing.
+    /// `retry` copies the arguments of the request. It is called only before a repetition, so a
+    /// request that succeeds copies nothing.
     pub(super) fn answer_or_retry<T: 'static>(
         &self,
         caller: Caller,

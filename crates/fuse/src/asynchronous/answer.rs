@@ -11,9 +11,11 @@ const BODY_BYTES: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub(super) body: Bytes,
-    /// When the answer is sent, the kernel gets one lookup of each inode.
+    /// The inodes that the answer gives to the kernel. When the answer is sent, the kernel gets one
+    /// lookup of each.
     pub(super) entries: Vec<AsyncNode>,
-    /// If the answer is not sent, the file must be closed.
+    /// The file that the request has opened. If the answer is not sent, the server must close the
+    /// file.
     pub(super) opened: Option<AsyncNode>,
 }
 
@@ -33,8 +35,8 @@ impl Answer {
         self
     }
 
-    /// Called right before the answer is sent: the kernel may forget an inode as soon as it has the
-    /// answer.
+    /// Counts the lookups that the answer gives to the kernel. Call this method right before the
+    /// answer is sent. As soon as the kernel has the answer, it may forget an inode.
     pub(super) fn count_lookups(&mut self) {
         for entry in self.entries.drain(..) {
             entry.table_node().get().into_lookups();

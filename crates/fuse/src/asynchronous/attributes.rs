@@ -34,7 +34,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         self.attr_out(&node, &attr, is_current)
     }
 
-    /// The `bool` is true if the kernel may cache the attributes: no change of the inode has ended
+    /// Returns the attributes of `node` from the cache or from the back end. The `bool` is true if
+    /// the kernel may cache them. It is false if a change of the inode is under way, or has ended
     /// since the back end was asked.
     pub(super) async fn attributes(&self, node: &AsyncNode) -> Result<(Attr, bool), Errno> {
         let mut flight = self.lock(Key::Attributes(node.number())).await;
@@ -120,7 +121,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let (name, value) = (not_acl(args.name()?)?, args.data(size)?);
         let mode = match flags {
             0 => XattrMode::Set,
-            // The numbers of XATTR_CREATE and XATTR_REPLACE.
+            // The flag `XATTR_CREATE` is 1, and `XATTR_REPLACE` is 2.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
@@ -146,7 +147,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-/// `EIO` if the attributes are those of another kind of file, or if the size exceeds 2^63 - 1.
+/// Checks the attributes that the back end has returned for a file of `kind`. The error is `EIO` if
+/// they are those of another kind of file, or if the size exceeds 2^63 - 1.
 pub(super) fn checked(attr: Attr, kind: FileKind) -> Result<Attr, Errno> {
     if attr.kind() == kind && i64::try_from(attr.size).is_ok() {
         return Ok(attr);
@@ -155,8 +157,8 @@ pub(super) fn checked(attr: Attr, kind: FileKind) -> Result<Attr, Errno> {
     Err(Errno::IO)
 }
 
-/// `EOPNOTSUPP` if `name` is the extended attribute of an ACL: the kernel would store it, but would
-/// not enforce it.
+/// Returns `name`, or `EOPNOTSUPP` if it is the extended attribute of an ACL. The kernel would let
+/// a program set such an ACL, but would not enforce it.
 fn not_acl(name: &[u8]) -> Result<&[u8], Errno> {
     if name.starts_with(b"system.posix_acl_") { Err(Errno::OPNOTSUPP) } else { Ok(name) }
 }

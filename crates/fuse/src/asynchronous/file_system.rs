@@ -92,7 +92,7 @@ impl OwnedDirEntry {
 /// - The kernel has checked permissions by the mode, and names are valid. The kind of file fits the
 ///   call, except in `remove`: another machine may have replaced the file, so `remove` compares its
 ///   kind with `removal`.
-/// - These calls run to their end, even if the client is killed: `make`, `link`, `remove`,
+/// - Some calls run to their end, even if the client is killed. They are `make`, `link`, `remove`,
 ///   `rename`, `setattr`, `write`, `fallocate`, `copy_file_range`, `setxattr`, `removexattr`,
 ///   `open`, `release`, `flush` and `unlock_owner`. Only the end of the runtime may drop them.
 /// - During such a call, a killed client gets `EINTR` immediately. Requests for the same names wait

@@ -14,7 +14,8 @@ use crate::dispatch::{FSYNC_DATA, Range, offset};
 use crate::mount::Pages;
 use crate::wire::{Message, Opcode, OwnedMessage};
 
-/// The kernel asks for the rest of a longer copy with another request.
+/// Maximum number of bytes that one request copies. The kernel asks for the rest of a longer copy
+/// with another request.
 const COPY_BYTES_MAX: u64 = 128 << 20;
 
 /// Flags of open(2) that the kernel handles itself, so the back end does not get them. For a
@@ -31,8 +32,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     ) -> Result<Answer, Errno> {
         let node = self.file(message)?;
         let open = message.args().u32()? & !CREATION_FLAGS.bits();
-        // After `begin` the future runs to its end, even if the client is killed. So each file that
-        // the back end opens is closed again.
+        // After `begin` the future runs to its end, even if the client is killed. So the server
+        // learns of each file that the back end opens, and closes it later.
         request.begin(&node, Pages::Keep)?;
         let opened = match self.fs.has_open_state() {
             true => self.fs.open(&node, open).await?,
@@ -70,14 +71,14 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         request.begin(&node, Pages::Keep)?;
         let flush = async { self.fs.flush(&node).await };
         let flushed = AssertUnwindSafe(flush).catch_unwind().await;
-        // Like the kernel, end the locks after the flush, and even if it fails. If the locks ended
-        // before, another machine could read old data under its own lock.
+        // End the locks after the flush, as the kernel does, and even if the flush fails. If the
+        // locks ended before the flush, another machine could read old data under its own lock.
         let unlocked = match self.end_locks(message, &node).await {
             Err(Errno::NOSYS) => Err(Errno::IO),
             unlocked => unlocked,
         };
         match flushed.unwrap_or(Err(Errno::IO)) {
-            // After an answer `ENOSYS` the kernel would send no more flushes, but each flush must
+            // Do not answer `ENOSYS`: the kernel would send no more flushes. But each flush must
             // drop the locks of the process that closes the file.
             Err(Errno::NOSYS) if self.fs.has_locks() => unlocked?,
             flushed => flushed.and(unlocked)?,

@@ -1,11 +1,12 @@
-//! Locks of names and inodes for futures, and results that waiting requests share.
+//! Asynchronous locks of names and inodes. Requests that wait for the same lock share results.
 //!
 //! [`Flights::lock`] locks a key, such as a name in a directory. Requests that need the same answer
 //! of the back end lock the same key:
-//! - The request that gets the lock first calls [`Flight::ask`], asks the back end, and passes the
-//!   result to [`Flight::complete`].
-//! - A request that has waited for the lock gets the result of another request from
-//!   [`Flight::shared`]. It does so only if the back end was asked after the wait had begun.
+//! - A request that gets the lock and finds no result calls [`Flight::ask`], asks the back end, and
+//!   passes the result to [`Flight::complete`].
+//! - A request that has waited for the lock may find the result of another request in
+//!   [`Flight::shared`]. It finds the result only if the back end was asked after the wait had
+//!   begun.
 //!
 //! However many requests wait for one key, they need at most two calls of the back end.
 //!
@@ -41,7 +42,7 @@ pub(super) struct Flights<K, V> {
     hasher: RandomState,
 }
 
-/// All fields are protected by the mutex of the shard.
+/// The lock of a key, with counters. All fields are protected by the mutex of the shard.
 struct Entry<V> {
     lock: Arc<AsyncMutex<Last<V>>>,
     calls: u64,
@@ -54,10 +55,10 @@ struct User<'f, K: Hash + Eq, V> {
     key: K,
 }
 
-/// Dropping the value unlocks the key.
+/// A locked key. Dropping the value unlocks the key.
 pub(super) struct Flight<'f, K: Hash + Eq, V> {
-    /// Declared before `user`, so the lock is released first: the map must keep an entry while its
-    /// lock is held (invariant G.4).
+    /// The lock of the key. It is declared before `user`, so that it is dropped first. Otherwise
+    /// the map could lose the entry while the lock is held (invariant G.4).
     guard: OwnedMutexGuard<Last<V>>,
     user: User<'f, K, V>,
     joined: u64,
@@ -128,8 +129,8 @@ impl<K: Hash + Eq, V> Flight<'_, K, V> {
         self.guard.as_ref().filter(|(call, _)| *call > oldest).map(|(_, result)| result)
     }
 
-    /// Called right before the back end is called. Only requests that already wait for the lock may
-    /// share the result.
+    /// Notes that a call of the back end begins now. Only requests that already wait for the lock
+    /// may share the result of the call.
     pub(super) fn ask(&mut self) {
         self.call = self.entry(|entry| {
             entry.calls += 1;

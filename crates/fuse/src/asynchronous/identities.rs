@@ -1,17 +1,17 @@
-//! The index of inodes by the back end's numbers.
+//! An index that finds inodes of the server by the inode numbers of the back end.
 //!
 //! The cache's table assigns its own inode numbers. With the index, the server recognises a file
-//! that it already knows, for example under a second name (a hard link), or after another machine
-//! has moved a directory.
+//! that it already knows. The file may have a second name (a hard link), or another machine may
+//! have moved a directory.
 //!
 //! The index also counts the inodes of each file. A file may have several, because the table may
 //! drop an inode while a lookup enters the same file again.
 //!
 //! # Invariants
-//! - J.1: the index has an identity (inode number and generation) from the entry of its first inode
-//!   into the table until its last inode is dropped.
+//! - J.1: an identity is an inode number with a generation. The index has the identity of a file
+//!   from the time when the first inode enters the table until the last one is dropped.
 //! - J.2: `forget` of the back end is called when the last inode of a file is dropped. The mutex of
-//!   the shard is held during the call. So a new inode of the file is added before or after it.
+//!   the shard is held during the call, so no new inode of the file is added meanwhile.
 //!
 //! A file for which the back end reports the number 0 is not in the index. Its only name identifies
 //! it.
@@ -29,15 +29,15 @@ const SHARDS: u64 = 16;
 pub(super) type Identity = (u64, u64);
 
 pub(super) struct Identities {
-    /// Each shard is protected by its mutex. A number has several entries if the back end has used
-    /// it for several files.
+    /// The entries of the index, by the inode number of the back end. Each shard is protected by
+    /// its mutex. A number has several entries if the back end has used it for several files.
     shards: [Mutex<HashMap<u64, Vec<Entry>, RandomState>>; SHARDS as usize],
 }
 
 pub(super) enum Known {
     None,
     Dying,
-    /// The table may have dropped the inode.
+    /// The inode of the file. The table may have dropped it.
     Inode(Arc<Inode>),
 }
 
@@ -79,8 +79,8 @@ impl Identities {
         entries.iter().filter_map(|inode| Some(inode.upgrade()?.number())).collect()
     }
 
-    /// Returns an earlier inode of the same file, if there is one. The table may be dropping that
-    /// inode.
+    /// Adds `inode` to the index. Returns an earlier inode of the same file, if there is one. The
+    /// table may be dropping that inode.
     pub(super) fn add(&self, inode: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         if ino == 0 {
@@ -97,12 +97,12 @@ impl Identities {
         if earlier.is_none() {
             entry.current = Arc::downgrade(inode);
         }
-        // The destructor of `earlier` may lock the shard, so do not drop it here.
+        // Return `earlier` instead of dropping it here: its destructor may lock the shard.
         earlier
     }
 
-    /// Later lookups of the file get `inode`. If they already get a third inode, the method returns
-    /// that inode.
+    /// Makes later lookups of the file find `inode` instead of `earlier`. If they already find a
+    /// third inode, changes nothing and returns that inode.
     pub(super) fn replace(&self, inode: &Arc<Inode>, earlier: &Arc<Inode>) -> Option<Arc<Inode>> {
         let (ino, generation) = inode.identity();
         let mut shard = self.shard(ino).lock();
@@ -118,7 +118,7 @@ impl Identities {
         }
     }
 
-    /// Calls `forget` if this was the last inode with its identity.
+    /// Removes one inode with `identity` from the index. Calls `forget` if it was the last one.
     pub(super) fn remove(&self, identity: Identity, forget: impl FnOnce()) {
         let mut shard = self.shard(identity.0).lock();
         let Some(entries) = shard.get_mut(&identity.0) else { return };

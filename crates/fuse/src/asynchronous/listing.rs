@@ -1,7 +1,7 @@
 //! Reading directories.
 //!
 //! `.` and `..` come first, with the cookies 1 and 2. The server adds 2 to each cookie of the back
-//! end, so that no two entries have one cookie.
+//! end, so that no two entries have the same cookie.
 //!
 //! An open directory keeps the last page that the back end has returned. A request for entries of
 //! that page is answered immediately. A request for other entries, or for the start of the
@@ -35,10 +35,10 @@ use crate::dispatch::{Range, UNKNOWN_INO};
 use crate::timeouts::Timeouts;
 use crate::wire::{Body, Message, Opcode};
 
-/// The server adds it to each cookie of the back end, because the cookies 1 and 2 are those of `.`
-/// and `..`.
+/// The number that the server adds to each cookie of the back end, because the cookies 1 and 2 are
+/// those of `.` and `..`.
 const COOKIE_SHIFT: u64 = 2;
-/// With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
+/// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
 
 #[derive(Default)]
@@ -57,7 +57,8 @@ struct Listing {
 struct Page {
     start: u64,
     asked: u64,
-    /// If other programs change the files, the timeouts of the entries begin at this instant.
+    /// The instant right before the back end was asked for the page. If other programs change the
+    /// files, the timeouts of the entries begin at this instant.
     since: Instant,
     entries: Vec<OwnedDirEntry>,
 }
@@ -131,7 +132,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) fn cached_listing(&self, message: &Message<'_>, body: &mut Body<'_>) -> Cached {
         let request = Request::of(message)?;
         let listing = self.listings.get(request.handle)?;
-        // A listing from the start must see the changes up to now.
+        // Do not use an old page for a listing from the start, which must see the changes up to
+        // now.
         let page = if request.offset == 0 { None } else { listing.page.lock().clone() };
         let page = page.ok_or(Miss::Later)?;
         if page.after(request.cookie()).is_none() {
@@ -187,7 +189,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(())
     }
 
-    /// Returns false if the answer is full.
+    /// Adds those of the entries `.` and `..` that the request asks for. Returns false if the
+    /// answer is full.
     fn add_dots(
         &self,
         dir: &AsyncNode,

@@ -7,7 +7,7 @@
 //! # Moves of directories
 //! A rename that moves a directory to another parent also locks [`Key::Topology`]. With that lock,
 //! it checks in the table that the new parent is not below the moved directory. The check of the
-//! kernel is not enough: if the client of a rename is killed, the kernel allows the next rename
+//! kernel is not enough. If the client of a rename is killed, the kernel allows the next rename
 //! before the first one has ended. The two renames could then move two directories into each other.
 
 use std::time::Duration;

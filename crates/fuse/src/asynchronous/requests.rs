@@ -15,9 +15,9 @@ use crate::service::{Dispatch, Outcome, Reply, Service as _};
 use crate::wire::{Body, Features, Init, Message, Opcode, OwnedMessage};
 
 const ERRNO_END: i32 = 512;
-/// The kernel keeps its cached pages.
+/// A flag in the answer to an open: the kernel keeps its cached pages of the file.
 const FOPEN_KEEP_CACHE: u32 = 1 << 1;
-/// The kernel caches the entries of the directory.
+/// A flag in the answer to an open of a directory: the kernel caches the entries of the directory.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
 
 pub(super) struct AsyncDispatcher<F: AsyncFileSystem> {
@@ -77,7 +77,7 @@ impl<F: AsyncFileSystem> AsyncDispatcher<F> {
                 Err(Errno::NOSYS.into())
             }
             opcode if is_known(opcode) => Err(Miss::Later),
-            // After this error the kernel does not send the operation again.
+            // After `ENOSYS` the kernel does not send this operation again.
             _ => Err(Errno::NOSYS.into()),
         }
     }
@@ -101,8 +101,8 @@ impl<F: AsyncFileSystem> Dispatch for AsyncDispatcher<F> {
         match message.header.opcode {
             Opcode::FORGET | Opcode::BATCH_FORGET => {
                 let forget = AssertUnwindSafe(|| self.server.forget(message));
-                // A forget has no answer. If the back end's `forget` panics, the panic hook has
-                // printed the message.
+                // A forget has no answer, so ignore a panic of the back end's `forget`. The panic
+                // hook has printed its message.
                 let _ = catch_unwind(forget);
                 return Outcome::Silent;
             }

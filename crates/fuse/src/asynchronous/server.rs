@@ -274,8 +274,8 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 self.table.invalidated(&dir, name)?;
             }
         }
-        // The table may have this file under another name, or under none: a hard link, a directory
-        // that another machine has moved, or an invalidated name.
+        // The table may have this file under another name, or under none. The reasons are a hard
+        // link, a directory that another machine has moved, or an invalidated name.
         let known = self.shared.identities.find((attr.ino, attr.generation));
         if let Known::Inode(known) = &known
             && let Some(node) = self.usable(known, attr)

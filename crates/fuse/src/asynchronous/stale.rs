@@ -1,13 +1,13 @@
-//! Cached answers that the kernel must drop, after a request whose answer could not tell the
-//! result.
+//! Notifications that make the kernel drop cached answers after a change that its request could not
+//! report.
 //!
 //! A killed client gets `EINTR`, but its change goes on. A future that panics may have made its
 //! change. In both cases, the kernel may still have the old names, attributes and pages in its
 //! cache. So a thread tells the kernel to drop them.
 //!
-//! To send a notification, a thread may have to wait for a lock of the kernel that the client of
-//! another request holds. So threads of the runtime and threads that read requests must not send
-//! notifications.
+//! A thread that sends a notification may have to wait for a lock of the kernel. The client of
+//! another request may hold this lock until that request is answered. So threads of the runtime and
+//! threads that read requests must not send notifications.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,13 +19,13 @@ use crate::notify::Notifier;
 
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// `Pages` says whether the content of the file changes too.
+    /// The nodes that a request changes. `Pages` says whether the content of the file changes too.
     pub(super) nodes: Vec<(u64, Pages)>,
     pub(super) names: Vec<(u64, Box<[u8]>)>,
 }
 
-/// Starts at most two threads: one for nodes, and one for names, which may have to wait for a lock
-/// of the kernel.
+/// The queues of notifications. At most two threads send them. One sends those of nodes. The other
+/// sends those of names, which may have to wait for a lock of the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
     notifier: OnceLock<Notifier>,
@@ -35,8 +35,8 @@ pub(super) struct Stale {
 
 #[derive(Debug)]
 struct Queue<T> {
-    /// The notifications, and true while a thread sends them. Protected by its own mutex, under
-    /// which no other lock is taken.
+    /// The notifications that wait to be sent. The `bool` is true while a thread sends
+    /// notifications. Protected by its own mutex, under which no other lock is taken.
     waiting: Mutex<(Vec<T>, bool)>,
 }
 
@@ -77,7 +77,7 @@ impl Stale {
         debug_assert!(is_first, "a server is mounted once");
     }
 
-    /// Does not wait for the kernel.
+    /// Makes the kernel drop what it has cached about `touched`, without waiting for the kernel.
     pub(super) fn drop_later(self: &Arc<Self>, touched: Touched) {
         if self.nodes.add(touched.nodes) {
             let this = Arc::clone(self);

@@ -1,4 +1,4 @@
-//! Tests of the messages that the asynchronous server answers.
+//! Tests of the asynchronous server. Each test sends messages to the server, as the kernel would.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -18,9 +18,9 @@ use crate::wire::{Features, Init, Message, Opcode};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ROOT: u64 = crate::server::ROOT_NODE;
-/// All pids are below 2^22, so `/proc` does not show a client with this pid.
+/// The pid of a client that `/proc` does not show: all pids are below 2^22.
 const UNSEEN: u32 = u32::MAX;
-/// The back end grants this lock, but its answer is lost.
+/// The start of a lock that the back end grants, but whose answer is lost.
 const LOST_LOCK: u64 = 99;
 /// A flush of this handle fails.
 const FULL: u64 = 98;
@@ -30,7 +30,7 @@ const LISTING_BYTES: u32 = 4096;
 #[derive(Default)]
 struct Fake {
     calls: Mutex<Vec<String>>,
-    /// Closed while calls with the name `slow` must wait.
+    /// While it is closed, lookups and creations of `slow`, renames of `a`, and lock requests wait.
     gate: Arc<Gate>,
     /// True after another machine has renamed the directory `dir`.
     is_renamed: AtomicBool,
@@ -93,7 +93,7 @@ impl AsyncFileSystem for Fake {
         self.call(format!("getattr {}", node.ino()));
         Ok(match node.ino() {
             ino @ (3 | 20..=22) => Attr::dir(ino),
-            // A regular file that turns into a directory.
+            // This file was a regular file in the answer to its lookup, and is a directory now.
             8 => Attr::dir(8),
             _ => file(),
         })
@@ -186,7 +186,8 @@ impl AsyncFileSystem for Fake {
     }
 }
 
-/// If a test fails, its runtime must not wait for a call at the gate.
+/// Opens the gate when it is dropped. Otherwise the runtime of a failed test would wait for a call
+/// that waits at the gate.
 struct OpensGate(Arc<Gate>);
 
 impl Drop for OpensGate {
@@ -374,8 +375,8 @@ fn file_of_another_machine_is_not_opened_without_a_permission_check() {
     assert!(!rig.taken_calls().iter().any(|call| call.starts_with("open")));
 }
 
-/// A lookup of a directory's old name fails after another machine has renamed it. A client must
-/// still find and make files in the directory.
+/// After another machine has renamed a directory, a lookup of the old name fails. A client that
+/// uses the directory must still find and make files in it.
 #[test]
 fn directory_that_another_machine_has_renamed_can_be_used() {
     let rig = Rig::new(Options::shared());
@@ -406,7 +407,8 @@ fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
 }
 
-/// The kernel has already handled these flags of open(2), so the back end must not get them.
+/// The kernel has already handled `O_CREAT`, `O_EXCL` and `O_TRUNC`, so the back end must not get
+/// them.
 #[test]
 fn created_file_is_opened_without_the_flags_of_its_creation() {
     let rig = Rig::new(Options::exclusive());
@@ -417,7 +419,7 @@ fn created_file_is_opened_without_the_flags_of_its_creation() {
     assert_eq!(rig.taken_calls().last(), Some(&opened));
 }
 
-/// The handle of an open directory belongs to the server, so the back end must not get it.
+/// The server has assigned the handle of an open directory, so the back end must not get it.
 #[test]
 fn fsync_of_a_directory_reaches_the_back_end() {
     let rig = Rig::new(Options::exclusive());
@@ -464,7 +466,7 @@ fn cancelled_change_that_has_not_begun_is_not_made() {
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
 }
 
-/// `/proc` does not show the client, and the signal may be one that the client handles. An answer
+/// `/proc` does not show the client, so the client may be alive and handle the signal. An answer
 /// `EINTR` would then be wrong, because the change takes effect.
 #[test]
 fn change_that_has_begun_tells_an_unseen_client_its_result() {
@@ -482,8 +484,8 @@ fn change_that_has_begun_tells_an_unseen_client_its_result() {
     }
 }
 
-/// The requests of 20 clients wait for one answer of the back end. They must leave the slots of
-/// running futures to requests about other files.
+/// The requests of 20 clients wait for one answer of the back end. They must not count as running,
+/// so that requests about other files can run.
 #[test]
 fn requests_that_wait_for_one_answer_leave_their_slots_to_others() {
     let rig = Rig::new(Options::exclusive().with_requests_max(2));
@@ -493,7 +495,7 @@ fn requests_that_wait_for_one_answer_leave_their_slots_to_others() {
     rig.wait_for("the lookup runs", |rig| rig.has_called("lookup slow"));
     for unique in (100..140).step_by(2) {
         waiting.push(lookup(unique, 1));
-        // A waiting future that is dropped must not change the number of slots.
+        // A future that is dropped while it waits must not change the number of running futures.
         let killed = lookup(unique + 100, UNSEEN);
         rig.lookup(b"f\0").expect("an answer beside the requests that wait");
         rig.send(&message(Opcode::INTERRUPT, 0, 43, 0, &args(&[unique + 100])));
@@ -558,8 +560,8 @@ fn flush_of_a_killed_client_is_not_dropped() {
     assert!(rig.taken_calls().contains(&"unlock 77".to_owned()));
 }
 
-/// The back end may write data only in its `flush`. If the lock ended before, another machine could
-/// read the old data under its own lock.
+/// The back end may write data only in its `flush`. If the locks ended before the flush, another
+/// machine could read the old data under its own lock.
 #[test]
 fn closed_file_is_flushed_before_its_locks_end() {
     let rig = Rig::new(Options::exclusive());
@@ -572,8 +574,8 @@ fn closed_file_is_flushed_before_its_locks_end() {
     assert_eq!(rig.taken_calls(), ["flush", "unlock 77"], "the locks end in spite of the error");
 }
 
-/// The client of the first rename was killed, and the kernel has released its lock of renames. So
-/// the kernel sends a second rename that makes a loop with the first one.
+/// If the client of a rename is killed, the kernel sends the next rename before the first one has
+/// ended. Here the second rename would make a loop with the first one.
 #[test]
 fn second_rename_that_would_make_a_loop_with_the_first_is_refused() {
     let rig = Rig::new(Options::exclusive());
@@ -584,7 +586,7 @@ fn second_rename_that_would_make_a_loop_with_the_first_is_refused() {
     let first = rig.send(&message(Opcode::RENAME2, ROOT, 42, 1, &rename(b, 0, b"a\0a\0")));
     rig.wait_for("the first rename runs", |rig| rig.has_called("rename a"));
     let second = rig.send(&message(Opcode::RENAME2, ROOT, 44, 1, &rename(a, 0, b"b\0b\0")));
-    // Only moves of directories wait for each other.
+    // Only renames that move a directory to another parent wait for each other.
     let file = message(Opcode::RENAME2, ROOT, 46, 1, &rename(b, 0, b"g\0g\0"));
     let within = message(Opcode::RENAME2, ROOT, 48, 1, &rename(ROOT, 0, b"dir\0new\0"));
     for free in [file, within] {
@@ -625,8 +627,8 @@ fn end_of_the_connection_ends_queued_requests() {
     assert_eq!(Arc::strong_count(&server), 1, "nothing keeps the server");
 }
 
-/// The removal of one name of a file must change the attributes cached for its other name. The
-/// table may no longer have the removed name. Trap T25.
+/// After one name of a file is removed, the attributes that were cached through its other name are
+/// old. The server must not use them, even if the table has evicted the removed name. Trap T25.
 #[test]
 fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     let rig = Rig::new(Options::exclusive());

@@ -9,11 +9,11 @@
 //! answer that many requests waited for.
 //!
 //! # The end of a request
-//! A request and its cancellation may end at the same time. [`Request::take_reply`] gives out the
-//! reply once, so there is exactly one answer. When a future ends, the destructor of its
-//! [`Running`] has two tasks:
-//! - If the future has sent no answer, the destructor does: `EINTR` after a cancellation, and `EIO`
-//!   after a panic.
+//! A request and its cancellation may end at the same time. [`Request::take_reply`] returns the
+//! reply only once, so there is exactly one answer. When a future ends, the destructor of its
+//! [`Running`] does two things:
+//! - If the future has sent no answer, the destructor sends one: `EINTR` after a cancellation, and
+//!   `EIO` after a panic.
 //! - It starts the next request of the queue.
 //!
 //! A future calls [`Request::begin`] right before its first call that changes something:
@@ -21,14 +21,14 @@
 //! - After `begin`, the future runs to its end. A killed client gets `EINTR` before that end, with
 //!   two exceptions.
 //!   - If the content of a file changes, the client waits for the end. Otherwise the change could
-//!     overwrite that of a later request.
-//!   - If `/proc` does not prove the kill, the client gets the result of the change. A living
-//!     client would take `EINTR` to mean that nothing has changed. An open changes nothing, so its
-//!     client gets `EINTR` all the same.
+//!     overwrite data that a later request has written.
+//!   - If `/proc` does not show whether the client was killed, the client gets the result of the
+//!     change. A living client would take `EINTR` to mean that nothing has changed. An open changes
+//!     nothing, so its client gets `EINTR` all the same.
 //!
 //! # Locks
-//! The mutex of a request may be locked under that of the queue. Neither is held while a future is
-//! spawned, aborted or dropped, or while an answer is sent.
+//! A thread that holds the mutex of the queue may lock the mutex of a request. Neither mutex is
+//! held while a future is spawned, aborted or dropped, or while an answer is sent.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -56,12 +56,14 @@ pub(super) struct UnderWay {
     running_max: usize,
     interrupts: Interrupts,
     queue: Mutex<Queue>,
-    /// Number of calls of `start_waiting` that are not handled yet.
+    /// The number of calls of `start_waiting` that are not handled yet. One thread at a time
+    /// handles them.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }
 
-/// All fields are protected by `UnderWay::queue`.
+/// The futures that wait for their start, and the number of running ones. All fields are protected
+/// by `UnderWay::queue`.
 #[derive(Default)]
 struct Queue {
     running: usize,
@@ -72,7 +74,7 @@ pub(super) struct Request {
     unique: u64,
     pid: u32,
     cancelled_by: CancelledBy,
-    /// True for an open, which changes nothing that a client sees.
+    /// True if the request opens a file. An open changes nothing that a client sees.
     is_open: bool,
     state: Mutex<State>,
     abort: AbortHandle,
@@ -86,17 +88,18 @@ struct State {
     changes_content: bool,
     is_cancelled: bool,
     touched: Touched,
-    /// True if the kernel must drop what it has cached about `touched`, because the answer does not
-    /// tell it what has changed.
+    /// True if the kernel must drop what it has cached about `touched`, because no answer tells the
+    /// kernel about the change.
     is_stale: bool,
 }
 
-/// While the value exists, the future that has it does not count as running.
+/// A future that waits for another request. It does not count as running until this value is
+/// dropped.
 struct Waiting<'u> {
     under_way: &'u UnderWay,
 }
 
-/// Dropping the value ends the request.
+/// A request with a future. Dropping the value ends the request.
 struct Running {
     under_way: Arc<UnderWay>,
     request: Arc<Request>,
@@ -122,8 +125,8 @@ impl UnderWay {
         &self.stale
     }
 
-    /// If too many futures run, the new one is queued. It answers by taking the reply from the
-    /// request.
+    /// Starts the future that `serve` returns, or queues it if too many futures run. The future
+    /// takes the reply from the request and answers with it.
     pub(super) fn start<S: Future<Output = ()> + Send + 'static>(
         self: &Arc<Self>,
         header: Header,
@@ -187,7 +190,8 @@ impl UnderWay {
         }
     }
 
-    /// A runtime that has ended may drop the future immediately, or panic.
+    /// Passes `future` to the runtime. A runtime that has ended may drop the future immediately, or
+    /// panic.
     fn spawn_caught(&self, future: BoxedFuture) {
         let spawn = AssertUnwindSafe(|| self.spawn.spawn(future));
         if catch_unwind(spawn).is_err() {
@@ -208,13 +212,15 @@ impl UnderWay {
         Some(future)
     }
 
-    /// Called by a future that counts as running, to wait for the lock of a flight.
+    /// Waits for the lock of a flight. Only a future that counts as running may call this method.
+    /// It does not count as running while it waits.
     pub(super) async fn wait_for<T>(&self, lock: impl Future<Output = T> + Send) -> T {
         let mut lock = pin!(lock);
         if let Poll::Ready(locked) = poll_fn(|cx| Poll::Ready(lock.as_mut().poll(cx))).await {
             return locked;
         }
-        // If the future is dropped, `waiting` is dropped before the request's `Running`.
+        // A future that is dropped here drops `waiting` first, and then the request's `Running`. So
+        // it counts as running again when `Running` is dropped.
         let waiting = Waiting::new(self);
         let locked = lock.await;
         drop(waiting);
@@ -238,7 +244,8 @@ impl UnderWay {
         drop(dropped);
     }
 
-    /// Called at the end of the connection. Changes that have begun go on.
+    /// Cancels the requests at the end of the connection, except those that close files. Changes
+    /// that have begun go on.
     pub(super) fn end(&self) {
         let is_kept =
             |request: &Arc<dyn Interruptible>| request.cancelled_by() == CancelledBy::Nothing;
@@ -264,8 +271,8 @@ impl Request {
         self.state.lock().reply.take()
     }
 
-    /// Called by a future right before its first change. Afterwards, a kill of the client does not
-    /// drop the future.
+    /// Notes that a change begins. A future calls this method right before its first change. From
+    /// then on, a kill of the client does not drop the future.
     ///
     /// # Errors
     /// `EINTR` if the request was cancelled before.
@@ -293,8 +300,8 @@ impl Request {
         state.is_cancelled && !state.has_begun
     }
 
-    /// A request that waits for a lock does not count as running. Otherwise it could prevent the
-    /// request that drops the lock.
+    /// Returns true if the request waits for a lock of a file. Such a request does not count as
+    /// running. Otherwise it could keep the request that drops the lock from running.
     fn waits_for_lock(&self) -> bool {
         self.cancelled_by == CancelledBy::AnySignal
     }
@@ -327,8 +334,8 @@ impl Interruptible for Request {
         self.state.lock().reply.is_none()
     }
 
-    /// Cancelling drops the future, unless it has begun a change. The client gets `EINTR`
-    /// immediately, with two exceptions:
+    /// Cancels the request. This drops its future, unless the future has begun a change. The client
+    /// gets `EINTR` immediately, with two exceptions:
     /// - A request that changes the content of a file goes on as if it was not cancelled.
     /// - A request that waits for a lock answers when its future has ended. The future may get the
     ///   lock at the same time.
@@ -352,14 +359,15 @@ impl Interruptible for Request {
         }
     }
 
-    /// A change that has begun answers with its result, because a living client would take `EINTR`
-    /// to mean that nothing has changed.
+    /// Cancels a request whose client may be killed or alive. Exception: a change that has begun
+    /// answers with its result, because a living client would take `EINTR` to mean that nothing has
+    /// changed.
     fn cancel_unproven(&self) -> bool {
         let mut state = self.state.lock();
         if state.has_begun && !self.is_open {
             return false;
         }
-        // From now on `begin` fails, so no change begins before `cancel` has the reply.
+        // From now on `begin` fails. So no change begins before `cancel` has taken the reply.
         state.is_cancelled = true;
         drop(state);
         self.cancel();

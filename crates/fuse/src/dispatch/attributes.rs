@@ -9,10 +9,11 @@ use crate::wire::{Body, Message, Opcode};
 
 pub(crate) const GETATTR_HANDLE: u32 = 1;
 
-/// Clear set-group-ID (`FUSE_SETXATTR_ACL_KILL_SGID`).
+/// A flag of a request that sets an ACL: the server must clear set-group-ID of the file
+/// (`FUSE_SETXATTR_ACL_KILL_SGID`).
 const ACL_KILL_SET_GROUP_ID: u32 = 1;
 
-/// The valid fields of a `struct fuse_setattr_in` (`FATTR_MODE` and so on).
+/// The bits that say which fields of a `struct fuse_setattr_in` are valid (`FATTR_MODE` and so on).
 struct Valid(u32);
 
 impl Valid {

@@ -10,13 +10,15 @@ use crate::server::WriteOrigin;
 use crate::wire::{Args, Body, Message, Opcode};
 
 const WRITE_CACHE: u32 = 1;
-/// Clear set-user-ID and set-group-ID (`FUSE_WRITE_KILL_SUIDGID`).
+/// A flag of a write request: the server must clear set-user-ID and set-group-ID of the file
+/// (`FUSE_WRITE_KILL_SUIDGID`).
 const WRITE_KILL_SET_ID: u32 = 1 << 2;
 pub(crate) const FSYNC_DATA: u32 = 1;
-/// The kernel reads and writes the registered file itself.
+/// A flag in the answer to an open: the kernel reads and writes the registered file of the host
+/// itself (`passthrough`).
 const FOPEN_PASSTHROUGH: u32 = 1 << 7;
-/// With passthrough, the kernel refuses an answer to an open that has a flag outside this set
-/// (`FUSE_PASSTHROUGH_MASK`).
+/// The flags that are allowed beside `FOPEN_PASSTHROUGH` in the answer to an open. The kernel
+/// refuses an answer with any other flag (`FUSE_PASSTHROUGH_MASK`).
 const FOPEN_BESIDE: u32 =
     OpenFlags::DIRECT_IO.union(OpenFlags::NOFLUSH).union(OpenFlags::PARALLEL_DIRECT_WRITES).bits();
 /// The inode number of a listed entry whose lookup has failed, as in libfuse (`FUSE_UNKNOWN_INO`).
@@ -134,8 +136,8 @@ impl Requests {
         let Range { handle, offset, size } = Range::of(&mut message.args())?;
         let node = message.header.node;
         let listed = self.server.readdirplus(node, handle, offset, &mut |entry, attr| {
-            // The lookup has failed, or the kernel may not keep the entry. The kernel looks the
-            // name up when a program uses it.
+            // If the lookup has failed, or the kernel may not keep the entry, report the entry
+            // without attributes. The kernel looks the name up when a program uses it.
             let (ino, found) = match entry.node {
                 0 if self.server.has_leases() => (attr.ino, None),
                 0 => (UNKNOWN_INO, None),
@@ -196,21 +198,21 @@ impl Range {
         Ok(Range { handle: args.u64()?, offset: args.u64()?, size: args.u32()? })
     }
 
-    /// `EINVAL` if [`offset`] refuses the offset. Do not call this method for a listing: its offset
-    /// is a cookie, which may have any value.
+    /// Returns the range, or `EINVAL` if [`offset`] refuses its offset. Do not call this method for
+    /// a listing: its offset is a cookie, which may have any value.
     pub(crate) fn checked(self) -> Result<Range, Errno> {
         offset(self.offset).map(|_| self)
     }
 }
 
-/// `EINVAL` if the offset or the length does not fit `loff_t`. So the back end can add the length
-/// of the data to an offset without an overflow.
+/// Returns `bytes`, an offset or a length, or `EINVAL` if it does not fit `loff_t`. So the back end
+/// can add the length of the data to an offset without an overflow.
 pub(crate) fn offset(bytes: u64) -> Result<u64, Errno> {
     if i64::try_from(bytes).is_ok() { Ok(bytes) } else { Err(Errno::INVAL) }
 }
 
-/// If a listing fails after some entries, the kernel must get these entries: their lookups are
-/// counted.
+/// Turns the error of a listing into success if the answer already has entries. The kernel must get
+/// these entries, because the server has counted their lookups.
 fn unless_entries_were_taken(listed: Result<(), Errno>, body: &Body<'_>) -> Result<(), Errno> {
     if body.len() > 0 { Ok(()) } else { listed }
 }

@@ -15,7 +15,7 @@ use crate::server::{NewFile, WriteOrigin};
 
 const ROOT: u64 = crate::server::ROOT_NODE;
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
-/// A directory, a file in it, and a symbolic link.
+/// The node numbers of a directory, of a file in it, and of a symbolic link.
 const NODES: [u64; 3] = [2, 3, 4];
 const CONTENT: &[u8] = b"content";
 const OP_IN_BYTES: usize = 128;
@@ -89,7 +89,7 @@ fn run(input: &[u8]) -> Result<(u32, Result<(), i32>), &'static str> {
     let parts = Message::parse_parts(header, &op_in, rest, features);
     assert_eq!(parts, Ok(message));
     let _ = serve(&dispatcher, message, &mut buffer);
-    // The kernel never splits a message in the middle. The dispatcher must not panic even then.
+    // Split the message in the middle, which the kernel never does. The dispatcher must not panic.
     let (fixed, rest) = args.split_at(args.len() / 2);
     if let Ok(message) = Message::parse_parts(header, fixed, rest, features) {
         let _ = serve(&dispatcher, message, &mut buffer[..100]);

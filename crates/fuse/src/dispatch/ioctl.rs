@@ -5,7 +5,7 @@ use corewalk::{Errno, PollEvents};
 use super::Requests;
 use crate::wire::{Body, Message};
 
-/// The client waits for events (`FUSE_POLL_SCHEDULE_NOTIFY`).
+/// A flag of a poll request: the client waits for events (`FUSE_POLL_SCHEDULE_NOTIFY`).
 const POLL_SCHEDULE_NOTIFY: u32 = 1;
 
 impl Requests {

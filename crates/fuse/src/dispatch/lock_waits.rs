@@ -1,11 +1,12 @@
 //! Requests that wait for a lock of a file.
 //!
 //! - A back end never waits for a lock: it returns `EAGAIN` ([`FileSystem::set_lock`]). So a
-//!   request that waits needs no thread of its own. One thread calls the back end again for all of
-//!   them, with pauses that grow from 2 ms to 100 ms.
+//!   request that waits needs no thread of its own. One thread repeats the calls of all waiting
+//!   requests, with pauses that grow from 2 ms to 100 ms.
 //! - When an unlock of a file passes through this mount, the requests for this file are tried next,
 //!   the oldest first.
-//! - If the calls of the back end take long, the requests take turns.
+//! - The request that is due for the longest time is tried first. So each request is tried again
+//!   and again, even if the calls of the back end take long.
 //!
 //! Any signal ends a wait for a lock with `EINTR`. The kernel then repeats the system call, if the
 //! program has asked for that (`SA_RESTART`). There is no detection of deadlocks (`EDEADLK`).
@@ -32,18 +33,19 @@ use crate::wire::{Body, OwnedMessage};
 
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 
-/// The destructor answers the requests with `EINTR`.
+/// The requests that wait for locks, and the thread that retries them. The destructor answers the
+/// requests with `EINTR`.
 pub(super) struct LockWaits {
     shared: Arc<Shared>,
-    /// The first request that waits starts the thread. Protected by its own mutex, under which no
-    /// other lock is taken.
+    /// The retrying thread, which the first waiting request starts. Protected by its own mutex,
+    /// under which no other lock is taken.
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
 struct Shared {
     /// Protected by its own mutex.
     queue: Mutex<Queue>,
-    /// The retrying thread waits on it, with the mutex of `queue`.
+    /// Wakes the retrying thread when the queue has changed. Used with the mutex of `queue`.
     changed: Condvar,
     interrupts: Arc<Interrupts>,
 }
@@ -150,7 +152,7 @@ impl Shared {
         self.fail(Errno::INTR);
     }
 
-    /// Answers it, unless the lock is still refused.
+    /// Repeats the request at position `at`. Answers the request, unless the lock is still refused.
     fn retry(&self, queue: &mut MutexGuard<'_, Queue>, at: usize, requests: &Requests) {
         let mut wait = queue.waits.remove(at);
         queue.asked = Some((wait.message.get().header.node, false));
@@ -182,8 +184,9 @@ impl Shared {
 }
 
 impl Queue {
-    /// A request that a signal has ended comes first, and then the one that is due for the longest
-    /// time. So requests take turns, however long the calls of the back end take.
+    /// Returns the position of the request to retry next. A request that a signal has ended comes
+    /// first, and then the one that is due for the longest time. So each request is tried, however
+    /// long the calls of the back end take.
     fn next_due(&self, now: Instant) -> Option<usize> {
         let signalled = self.waits.iter().position(|wait| wait.signal.has_come());
         let due = || {
@@ -196,9 +199,9 @@ impl Queue {
 
 impl Signal {
     fn has_come(&self) -> bool {
-        // ORDERING: Relaxed. `cancel` sets the flag and then locks the queue. The reader holds the
-        // same lock, or calls the back end once more and then takes the lock. So it does not miss
-        // the flag for ever.
+        // ORDERING: Relaxed. `cancel` sets the flag and then locks the queue. `next_due` loads the
+        // flag under the same lock. `retry` loads it without the lock, and then calls the back end
+        // and takes the lock. So at the latest the next load sees the flag.
         self.has_come.load(Ordering::Relaxed)
     }
 }
@@ -213,11 +216,11 @@ impl Interruptible for Signal {
     }
 
     fn cancel(&self) {
-        // ORDERING: Relaxed. `cancel` locks the queue before it notifies. So the retrying thread,
-        // which loads the flag in `has_come` under the lock, sees it.
+        // ORDERING: Relaxed. After the store, `cancel` locks and unlocks the queue. The retrying
+        // thread loads the flag in `has_come` under the same lock, so it sees the flag.
         self.has_come.store(true, Ordering::Relaxed);
-        // After the lock was taken once, the retrying thread either sleeps or will see the flag. So
-        // the notification is not lost.
+        // Lock the queue once. After that, the retrying thread either sleeps, so that the
+        // notification wakes it, or will see the flag.
         drop(self.shared.queue.lock());
         self.shared.changed.notify_one();
     }

@@ -1,4 +1,4 @@
-//! Requests about locks of files, for back ends that manage them.
+//! Requests about locks of files, for back ends that manage such locks.
 
 use corewalk::{Errno, FileLock, LockKind};
 

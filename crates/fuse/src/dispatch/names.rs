@@ -96,8 +96,8 @@ impl Requests {
     }
 
     pub(super) fn open_flags(&self, opened: Opened) -> u32 {
-        // Writes that are passed through to the file of the host do not update the cached pages, so
-        // the kernel must not keep them.
+        // With passthrough, do not let the kernel keep cached pages: writes to the file of the host
+        // do not update them.
         let keeps = self.opens_are_free || self.keeps_cache && self.passthrough.is_none();
         let keep = if keeps { OpenFlags::KEEP_CACHE } else { OpenFlags::empty() };
         (opened.flags | keep).bits()

@@ -112,7 +112,7 @@ fn request_without_space_is_repeated_a_few_times() {
     assert_eq!(fs.is_full_for(), 1);
 }
 
-/// Another error than `ENOSPC` ends the retries.
+/// A retry that fails with another error than `ENOSPC` is the last retry.
 #[test]
 fn retry_that_fails_otherwise_is_the_answer() {
     let fs = Arc::new(Hooked::new(|_, _| {}));
@@ -148,8 +148,8 @@ fn fsync_that_waits_delays_no_other_request() {
     assert_eq!(answer(), Ok(Vec::new()));
 }
 
-/// The last transport thread may drop the dispatcher while an offload thread runs an fsync, and
-/// must then wait for it.
+/// The last transport thread may drop the dispatcher while an offload thread runs an fsync. The
+/// drop must wait until the fsync has ended.
 #[test]
 fn drop_waits_for_requests_that_run_later() {
     let (wake, woken) = channel::<()>();

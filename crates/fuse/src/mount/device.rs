@@ -1,8 +1,8 @@
 //! The FUSE device: how it is opened, mounted and unmounted.
 //!
-//! The user root mounts by fsopen(2), fsmount(2) and move_mount(2). mount(2) would not tell which
-//! mount is new, and the path may lead to another one by then. So root calls mount(2) only if the
-//! kernel or a container refuses the newer calls. For any other user, the program fusermount3(1)
+//! Root mounts with fsopen(2), fsmount(2) and move_mount(2). mount(2) does not return the new
+//! mount, and a lookup of its path may find another mount. So root calls mount(2) only if the
+//! kernel or a container refuses the other calls. For any other user, the program fusermount3(1)
 //! mounts, and sends the open device over a socket. An environment variable tells fusermount3(1)
 //! the descriptor of the socket.
 //!
@@ -46,10 +46,11 @@ const NOTIFY_INVAL_INODE: u32 = 2;
 const NOTIFY_INVAL_ENTRY: u32 = 3;
 const NOTIFY_INC_EPOCH: u32 = 8;
 const NOTIFY_PRUNE: u32 = 9;
-/// The kernel handles a longer notification in portions of this size.
+/// Maximum number of nodes in one `FUSE_NOTIFY_PRUNE`. The kernel splits a longer notification into
+/// portions of this size.
 const PRUNE_MAX: usize = 512;
 
-/// The longest text of an option, in bytes (fsconfig(2)).
+/// Maximum length of the text of an option in bytes (fsconfig(2)).
 const OPTION_MAX: usize = 255;
 
 /// The flags of a mount, each with its name for mount(8) and its flag for fsmount(2).
@@ -65,7 +66,7 @@ const FLAGS: [(MountFlags, &str, MountAttrFlags); 10] = [
     (MountFlags::STRICTATIME, "strictatime", MountAttrFlags::MOUNT_ATTR_STRICTATIME),
     (MountFlags::NOSYMFOLLOW, "nosymfollow", MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW),
 ];
-/// The flags that the file system has itself, and not only this mount of it.
+/// The flags that belong to the file system, and so to each mount of it.
 const OF_FILE_SYSTEM: MountFlags =
     MountFlags::RDONLY.union(MountFlags::SYNC).union(MountFlags::DIRSYNC);
 
@@ -75,7 +76,8 @@ pub(crate) struct Device(File);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Force {
     None,
-    /// A detached mount has no path any more. It ends when its last user closes it.
+    /// Detach the mount even if it is in use. Then it has no path any more, and ends when its last
+    /// user closes it.
     Detach,
 }
 
@@ -125,7 +127,8 @@ impl Device {
         self.notify(NOTIFY_POLL, &kernel_handle.to_ne_bytes())
     }
 
-    /// With `Pages::Drop`, the kernel drops the cached pages too.
+    /// Makes the kernel drop the cached attributes of a node. With `Pages::Drop`, the kernel drops
+    /// the cached pages too.
     ///
     /// # Errors
     /// It is no error if the kernel does not know the node.
@@ -137,8 +140,9 @@ impl Device {
         unless_unknown(self.notify(NOTIFY_INVAL_INODE, &body))
     }
 
-    /// A thread that serves requests must not call this method: the kernel locks the directory, and
-    /// the holder of that lock may wait for a request.
+    /// Makes the kernel drop a cached name in the directory `parent`. A thread that serves requests
+    /// must not call this method. The kernel locks the directory, and the holder of that lock may
+    /// wait for a request.
     ///
     /// # Errors
     /// It is no error if the kernel does not know the name.
@@ -160,8 +164,9 @@ impl Device {
         self.notify(NOTIFY_INC_EPOCH, &[])
     }
 
-    /// A thread that serves requests must not call this method: the kernel may first have to write
-    /// dirty pages, for which it sends requests. Nodes in use stay in the kernel's cache.
+    /// Makes the kernel forget those of `nodes` that are not in use. A thread that serves requests
+    /// must not call this method: the kernel may first have to write dirty pages, for which it
+    /// sends requests.
     ///
     /// # Errors
     /// `EINVAL` if the kernel does not know the notification.
@@ -175,8 +180,9 @@ impl Device {
         Ok(())
     }
 
-    /// The kernel reads and writes the file with the capabilities that this thread has now, but
-    /// without `CAP_FSETID`. So the host clears set-user-ID and set-group-ID with each write.
+    /// Registers a file of the host with the kernel. The kernel then reads and writes the file with
+    /// the capabilities that this thread has now, but without `CAP_FSETID`. So the host clears
+    /// set-user-ID and set-group-ID with each write.
     ///
     /// # Errors
     /// As [`fuse_device::open_backing_file`]; the errors of capset(2).
@@ -190,8 +196,8 @@ impl Device {
         fuse_device::close_backing_file(self.0.as_fd(), id.get())
     }
 
-    /// Each thread gets a clone of the mounted device. If this user may not open `/dev/fuse`, it
-    /// gets a duplicate of the descriptor.
+    /// Returns the device from which one thread reads requests. It is a clone of the mounted
+    /// device. If this user may not open `/dev/fuse`, it is a duplicate of the descriptor.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`.
@@ -202,14 +208,14 @@ impl Device {
         }
     }
 
-    /// If this user may not open `/dev/fuse`, all threads share the device that fusermount3(1) has
-    /// opened.
+    /// Returns true if this user may open `/dev/fuse`, so that each thread can get a clone of the
+    /// device. Otherwise all threads share the device that fusermount3(1) has opened.
     pub(crate) fn can_be_cloned(&self) -> bool {
         File::options().read(true).write(true).open(DEVICE).is_ok()
     }
 }
 
-/// While this value exists, the thread lacks `CAP_FSETID`.
+/// Takes `CAP_FSETID` away from the current thread until the value is dropped.
 struct DroppedFsetid(CapabilitySets);
 
 impl DroppedFsetid {
@@ -230,13 +236,16 @@ impl Drop for DroppedFsetid {
     }
 }
 
-/// `ENOENT` says that the kernel has nothing cached for the node or the name, which is no error.
+/// Turns the error `ENOENT` into success. It says that the kernel has nothing cached for the node
+/// or the name.
 fn unless_unknown(result: Result<(), Errno>) -> Result<(), Errno> {
     if result == Err(Errno::NOENT) { Ok(()) } else { result }
 }
 
-/// Mounts on the directory `given`, which is `path` without symbolic links. Root mounts on `given`
-/// itself: `/proc/self/fd/N` is an open directory, also if its path leads to another one meanwhile.
+/// Mounts on the directory `given`. `path` is the path of that directory without symbolic links,
+/// which fusermount3(1) gets. Root mounts on `given` itself. So if `given` is `/proc/self/fd/N`,
+/// the mount is on that open directory, even if `path` leads to another one meanwhile.
+///
 /// Also returns the identity of the mount, unless only the mount table has it.
 pub(super) fn mount(
     given: &Path,
@@ -251,8 +260,8 @@ pub(super) fn mount(
         return Ok((mount_as_user(path, options, mount)?, None));
     }
     match mount_as_root(given, options, mount) {
-        // Linux before 5.2 lacks the newer calls, and before 5.14 one of their flags. Profiles of
-        // containers may refuse them, but allow mount(2).
+        // Linux before 5.2 does not have the calls of `mount_as_root`, and before 5.14 does not
+        // know one of their flags. A container may refuse these calls, but allow mount(2).
         Err(MountError::System(_, Errno::NOSYS | Errno::PERM | Errno::ACCESS | Errno::INVAL)) => {
             Ok((mount_by_path(given, options, mount)?, None))
         }
@@ -290,7 +299,7 @@ fn mount_as_root(
 ) -> Result<(Device, Identity), MountError> {
     let device = open_device()?;
     let attached = detached_mount(&device, options, mount).and_then(|root| {
-        // The mount has its identity before it has a path.
+        // Read the identity from the mount itself. Later, its path may lead to another mount.
         let identity = Identity::of(root.as_fd())?;
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
         rustix::mount::move_mount(&root, "", CWD, path, flags)?;
@@ -332,7 +341,8 @@ fn detached_mount(
     rustix::mount::fsmount(&new, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
-/// Calls mount(2). Opens the device anew, since the end of a detached mount disconnects its device.
+/// Mounts with mount(2). Opens the device again: the mount that `mount_as_root` has made has ended,
+/// and its end has disconnected its device.
 fn mount_by_path(
     path: &Path,
     options: &Options,
@@ -406,8 +416,9 @@ fn mount_as_user(
     }
 }
 
-/// The error of starting fusermount3(1) is `EACCES` instead of `ENOENT` if this user may not search
-/// one of the directories in `PATH`. So search for the program.
+/// Returns true if fusermount3(1) is in a directory of `PATH`. The error of starting it does not
+/// tell this. The error is `EACCES` instead of `ENOENT` if this user may not search one of the
+/// directories.
 fn is_fusermount_found() -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(FUSERMOUNT).exists())
@@ -429,7 +440,7 @@ fn receive(socket: &UnixStream) -> Result<Option<File>, Errno> {
     Ok(None)
 }
 
-/// Returns the first line of its error messages.
+/// Waits for fusermount3(1) to end. Returns the first line of its error messages.
 fn words_of(mut child: Child) -> Box<str> {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
@@ -450,7 +461,8 @@ fn protocol_options(options: &Options, mount: &MountOptions) -> Vec<&'static str
     list
 }
 
-/// A comma inside an option's value is escaped, since fusermount3(1) separates options by commas.
+/// Returns the options for fusermount3(1), which separates options by commas. So a comma inside an
+/// option's value is escaped.
 fn fusermount_options(options: &Options, mount: &MountOptions) -> OsString {
     use std::os::unix::ffi::OsStringExt as _;
     let mut list = format!("subtype={SUBTYPE},fsname=").into_bytes();

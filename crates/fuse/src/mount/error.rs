@@ -1,4 +1,4 @@
-//! The errors of mounting. Their messages are for the user of a command.
+//! The errors of mounting. Their messages are sentences for the users of a program that mounts.
 
 use std::fmt;
 

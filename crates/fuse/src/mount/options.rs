@@ -7,7 +7,8 @@ use rustix::mount::MountFlags as Bits;
 
 use crate::transport::Transport;
 
-/// Sixteen threads suit a back end in which every request has to wait for a disk or a network.
+/// The default number of threads. It suits a back end in which every request has to wait for a disk
+/// or a network.
 const THREADS: usize = 16;
 
 /// The options of a mount, which follow mount(8) and fuse(8).
@@ -25,7 +26,8 @@ const THREADS: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MountOptions {
-    /// The source in the mount table (`fsname=`). A mount of root shows its first 255 bytes.
+    /// The source in the mount table (`fsname=`). If root mounts, the table shows its first 255
+    /// bytes.
     pub source: OsString,
     /// Which users may use the mount.
     pub users: AllowedUsers,
@@ -56,8 +58,8 @@ pub enum AllowedUsers {
 bitflags! {
     /// Flags of a mount, with the values that they have in mount(2).
     ///
-    /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`.
-    /// Tell a back end that writes on its own, such as a store, about `ro`, too.
+    /// For a FUSE mount the kernel enforces `ro`, `nosuid`, `nodev`, `noexec` and `nosymfollow`. A
+    /// back end that writes on its own, such as a store, must be told about `ro` too.
     ///
     /// The flags for access times and for durable changes of directories have no effect in the
     /// kernel. Set them in the back end, too (`StoreOptions` and `TmpfsOptions` have fields for

@@ -3,9 +3,9 @@
 //! The table is read from `/proc/self/mountinfo`. This read calls none of the mounted file systems,
 //! so it cannot block on a mount whose server hangs.
 //!
-//! A mount is identified by its own number and the number of its device. Copies of the mount
-//! (`mount --bind`) have the same device number, and the kernel reuses mount numbers. The path can
-//! change: the mount may be moved, or a directory above it may be renamed.
+//! A mount is identified by its own number and the number of its device. Neither is enough: copies
+//! of the mount (`mount --bind`) have the same device number, and the kernel reuses mount numbers.
+//! The path is no identity, because the mount may be moved, or a directory above it may be renamed.
 //!
 //! fusermount3(1) and mount(2) do not tell the number of the new mount, so it is read from the
 //! table afterwards. So that no other process mounts on the directory in between, each process that
@@ -27,8 +27,8 @@ use super::error::MountError;
 
 pub(super) const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 
-/// Another process that mounts with this crate holds the lock on the directory for a few
-/// milliseconds.
+/// How many times the lock on the directory is tried, with `LOCK_PAUSE` after each try. Another
+/// process that mounts with this crate holds the lock for a few milliseconds.
 const LOCK_TRIES: u32 = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -69,7 +69,7 @@ pub(super) struct MountpointLock(
     #[allow(dead_code, reason = "dropping it releases the lock")] Option<OwnedFd>,
 );
 
-/// Returns the path without symbolic links.
+/// Checks that a file system can be mounted on `path`. Returns the path without symbolic links.
 pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let failed = |error: std::io::Error| match errno_of(error) {
         Errno::NOENT => MountError::Missing,
@@ -88,14 +88,15 @@ pub(super) fn checked_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Calls statfs(2), which always sends a request to the server. The kernel could answer stat(2)
-/// from its cache.
+/// Returns true if the mount at `path` has lost its server. Calls statfs(2), which always sends a
+/// request to the server. The kernel could answer stat(2) from its cache.
 pub(super) fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Waits for about a second and then continues without the lock. Any process that can read the
-/// directory can lock it with flock(1), so a longer wait could block all mounts.
+/// Locks the directory `path` against other processes that mount with this crate. Waits for about a
+/// second and then continues without the lock. Any process that can read the directory can lock it
+/// with flock(1), so a longer wait could block all mounts.
 ///
 /// # Errors
 /// [`MountError::Busy`] if another process has mounted a file system on `path` meanwhile.
@@ -129,7 +130,8 @@ pub(super) fn find_again(identity: Identity) -> Result<Option<PathBuf>, MountErr
     Ok(found.map(|found| found.path))
 }
 
-/// Returns None if the mount table cannot be read.
+/// Returns true if a file system is mounted below a mount of `device`. Returns `None` if the mount
+/// table cannot be read.
 pub(super) fn has_mounts_below(device: (u32, u32)) -> Option<bool> {
     Some(is_any_below(&read().ok()?, device))
 }
@@ -145,8 +147,8 @@ fn read() -> Result<Vec<u8>, MountError> {
         .map_err(|error| MountError::System("reading the mount table", errno_of(error)))
 }
 
-/// The last entry for a path is the topmost mount there, because later mounts are on top of earlier
-/// ones.
+/// Returns the topmost mount at `path`. It has the last entry with this path in the table, because
+/// later mounts are on top of earlier ones.
 fn find(table: &[u8], path: &Path) -> Option<MountEntry> {
     lines(table).rfind(|found| found.path == path)
 }

@@ -45,8 +45,8 @@ pub struct Counters {
     /// The number of retries of path walks and of translations from an inode to its path. A
     /// concurrent change makes an attempt fail.
     pub retries: u64,
-    /// The number of operations that took a slow path after several failed attempts: path walks
-    /// that took references, and path translations that blocked renames of directories.
+    /// The number of operations that took a slow path after several failed attempts. They are path
+    /// walks that took references, and path translations that blocked renames of directories.
     pub fallbacks: u64,
     /// The number of back-end answers that the cache refused, because the name was invalidated
     /// during the back-end call.
@@ -61,7 +61,8 @@ pub struct Counters {
     pub requests: u64,
     /// The number of lookups that the kernel holds now: the sum of `nlookup` over all inodes.
     pub lookups: u64,
-    /// The number of forgets of more lookups than the kernel held.
+    /// The number of forgets that the server refused, because they returned more lookups than the
+    /// kernel held.
     pub refused_forgets: u64,
     /// Requests that panicked.
     pub panics: u64,
@@ -138,7 +139,8 @@ impl Counters {
         self.to_json_with(&[], None)
     }
 
-    /// `transport` must contain no character that JSON would escape.
+    /// Returns the counters as one JSON object, with the additional counters `own` and the string
+    /// `transport`. That string must contain no character that JSON would escape.
     pub(crate) fn to_json_with(
         self,
         own: &[(&'static str, u64)],

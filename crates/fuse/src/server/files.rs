@@ -12,10 +12,11 @@ use crate::credentials::{prechecked, resolve};
 use crate::options::{Ownership, Permissions, WriteCache};
 
 const OPEN_FOR_EXEC: u32 = 0x20;
-/// A client continues a longer copy with its next request, if the server itself reads and writes
-/// the data.
+/// Maximum number of bytes that the server copies for one request, if it reads and writes the data
+/// itself. A client continues a longer copy with its next request.
 const COPY_BYTES_MAX: u64 = 16 << 20;
-/// A longer copy of the back end would hold up other requests.
+/// Maximum number of bytes that the back end copies for one request. A longer copy would hold up
+/// other requests.
 const BACK_END_COPY_BYTES_MAX: u64 = 128 << 20;
 const COPY_CHUNK_BYTES: usize = 128 << 10;
 
@@ -27,9 +28,10 @@ pub enum WriteOrigin {
     /// A process has called write(2) for a file that is open with `O_APPEND`. The offset in the
     /// request is the end of the file as the kernel has cached it. The true end may be higher.
     ///
-    /// A write of pwritev2(2) with `RWF_NOAPPEND` cannot be distinguished from an append: the
-    /// request contains only the flags of the open file. The offset does not help, because another
-    /// program may have extended the file. So the offset of an append may also lie before the end.
+    /// A pwritev2(2) with `RWF_NOAPPEND` looks like an append, because the request contains only
+    /// the flags of the open file. Its offset may lie before the end of the file. But so may the
+    /// offset of an append, if another program has extended the file. So the server cannot
+    /// distinguish the two.
     Append,
     /// The kernel writes back dirty pages. The write request does not name the user that has
     /// written the data, so the server cannot check that user's permission.
@@ -43,8 +45,8 @@ impl Server {
     /// # Errors
     /// `EACCES`; `EISDIR`; the errors of the back end.
     pub fn open(&self, caller: Caller, node: u64, flags: u32) -> Result<Opened, Errno> {
-        // An open for execution needs the current mode for the permission check, and one that
-        // truncates to clear set-user-ID and set-group-ID.
+        // An open for execution needs the current mode for the permission check. An open that
+        // truncates needs it to clear set-user-ID and set-group-ID.
         let inode = match flags & (OPEN_FOR_EXEC | OFlags::TRUNC.bits()) {
             0 => self.inode(node)?,
             _ => self.inode_refreshed(node)?,
@@ -65,7 +67,8 @@ impl Server {
             && self.options.permissions == Permissions::Kernel
     }
 
-    /// Returns `None` if the server must see each write, because it has to clear set-group-ID.
+    /// Returns the file of the host to which the kernel may pass reads and writes. Returns `None`
+    /// if there is none, or if the server must clear set-user-ID or set-group-ID at each write.
     pub(crate) fn backing_file(&self, node: u64, handle: u64) -> Option<Arc<OwnedFd>> {
         let inode = self.counted(node).ok()?;
         match self.vfs.mode(&inode) {
@@ -122,8 +125,8 @@ impl Server {
         if flushed == Err(Errno::NOSYS) { unlocked } else { flushed.and(unlocked) }
     }
 
-    /// The server always truncates the file and clears set-user-ID and set-group-ID itself, even if
-    /// the kernel checks permissions.
+    /// Opens `inode` after a check of the permissions of `cred`. The server always truncates the
+    /// file and clears set-user-ID and set-group-ID itself, even if the kernel checks permissions.
     pub(super) fn open_checked(
         &self,
         caller: Caller,
@@ -278,8 +281,8 @@ impl Server {
         options.ownership == Ownership::Shared && options.write_cache == WriteCache::Through
     }
 
-    /// The server reads the caller's groups and capabilities from `/proc` only if the file has
-    /// set-user-ID or set-group-ID.
+    /// Writes `bytes` for `caller`. Reads the caller's groups and capabilities from `/proc` only if
+    /// the file has set-user-ID or set-group-ID.
     fn write_for(
         &self,
         caller: Caller,
@@ -300,7 +303,8 @@ impl Server {
         }
     }
 
-    /// `end` is the end of the file in the kernel's cache, and the true end may be higher.
+    /// Appends `bytes` for `caller`. `end` is the end of the file in the kernel's cache, and the
+    /// true end may be higher.
     fn append_for(
         &self,
         caller: Caller,
@@ -366,7 +370,7 @@ impl Server {
         }
         let inode = self.inode(node)?;
         let what = match whence {
-            // The numbers of SEEK_DATA and SEEK_HOLE.
+            // `SEEK_DATA` is 3, and `SEEK_HOLE` is 4.
             3 => Seek::Data,
             4 => Seek::Hole,
             _ => return Err(Errno::INVAL),

@@ -15,8 +15,9 @@ use corewalk::{Caller, Caps, Errno, InodeFlags, InodeRef, IoctlReply, PollEvents
 use super::Server;
 use crate::credentials::resolve;
 
-/// The numbers of these commands contain the length of a `long`, but their argument is an `int`.
-/// For a process with another length of a `long`, the kernel translates the number.
+/// The commands of ioctl_iflags(2). Their numbers contain the length of a `long`, but their
+/// argument is an `int`. For a process with another length of a `long`, the kernel translates the
+/// number.
 const GET_FLAGS: u32 = 0x8000_6601 | LONG_BYTES << 16;
 const SET_FLAGS: u32 = 0x4000_6602 | LONG_BYTES << 16;
 const LONG_BYTES: u32 = size_of::<usize>() as u32;
@@ -33,7 +34,7 @@ const FSXATTR_FLAGS: [(InodeFlags, u32); 5] = [
 ];
 
 impl Server {
-    /// Serves an ioctl(2) of `caller`. `input` is the argument of the client, and the answer has at
+    /// Serves an ioctl(2) of `caller`. `input` is the argument of the command. The answer has at
     /// most `output_bytes` bytes.
     ///
     /// # Errors
@@ -75,6 +76,9 @@ impl Server {
         if reply.output.len() <= output_bytes { Ok(reply) } else { Err(Errno::IO) }
     }
 
+    /// Sets inode flags.
+    ///
+    /// # Errors
     /// `EPERM` if the caller neither owns the file nor has `CAP_FOWNER`, or if it changes the flags
     /// `IMMUTABLE` and `APPEND` without `CAP_LINUX_IMMUTABLE`; the errors of the back end.
     fn set_flags(
@@ -112,8 +116,8 @@ impl Server {
         self.vfs.poll(&self.inode(node)?, handle, wanted, waker)
     }
 
-    /// `kernel_handle` is the kernel's number of the open file. Returns `None` if the server is not
-    /// mounted.
+    /// Returns a waker that tells the kernel of new events of an open file. `kernel_handle` is the
+    /// kernel's number of the open file. Returns `None` if the server is not mounted.
     pub(crate) fn poll_waker(&self, kernel_handle: u64) -> Option<PollWaker> {
         let notifier = self.notifier.get()?.clone();
         Some(PollWaker::new(move || notifier.wake_pollers(kernel_handle)))

@@ -25,10 +25,10 @@ use corewalk::{Attr, Cred, DirEntry, Errno, FileKind, InodeRef, Listing};
 
 use super::{EntryOut, Server};
 
-/// The server adds it to each cookie of the back end, because the cookies 1 and 2 are those of `.`
-/// and `..`.
+/// The number that the server adds to each cookie of the back end, because the cookies 1 and 2 are
+/// those of `.` and `..`.
 const COOKIE_SHIFT: u64 = 2;
-/// With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
+/// The largest cookie of a back end. With [`COOKIE_SHIFT`] added, a cookie must fit `loff_t`.
 const COOKIE_MAX: u64 = i64::MAX as u64 - COOKIE_SHIFT;
 /// The inode number of an entry whose number is unknown, as in libfuse (`FUSE_UNKNOWN_INO`). Many
 /// programs skip an entry with the number 0.
@@ -215,8 +215,8 @@ impl Server {
         sink: &mut dyn FnMut(Dirent<'_>, &Attr) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Errno> {
         let cookie = shifted(listed.cookie)?;
-        // If the kernel got attributes with a time of zero, it would also drop the entry that it
-        // has cached before.
+        // Report an entry with a timeout of zero without attributes. With attributes, the kernel
+        // would also drop the entry that it has cached before.
         let has_no_time = listed.attr.is_some_and(|attr| attr.ttl.entry == Some(Duration::ZERO));
         let entry = match self.has_leases() && has_no_time {
             true => None,
@@ -279,8 +279,8 @@ impl Server {
     }
 }
 
-/// The server has counted a lookup of an entry, but the entry may not reach the kernel. Dropping
-/// the value takes the lookup back, even after a panic.
+/// A counted lookup of an entry that may not reach the kernel. Dropping the value takes the lookup
+/// back, even after a panic.
 struct Untaken<'a> {
     server: &'a Server,
     node: u64,
@@ -308,7 +308,8 @@ fn unshifted(cookie: u64) -> u64 {
 }
 
 thread_local! {
-    /// Each thread reuses this memory for all requests.
+    /// The memory for the collected names of a listing. Each thread reuses its own memory for all
+    /// requests.
     static NAMES: RefCell<Names> = RefCell::default();
 }
 

@@ -1,4 +1,4 @@
-//! Requests about locks of files, for back ends that manage them.
+//! Requests about locks of files, for back ends that manage such locks.
 
 use corewalk::{Errno, FileLock, InodeRef, LockKind};
 
@@ -13,8 +13,8 @@ impl Server {
         self.has_locks
     }
 
-    /// Other machines may have written the file, so the kernel must drop its pages when a lock is
-    /// taken.
+    /// Returns true if the kernel must drop its cached pages of a file when a lock is taken. It
+    /// must do so if other machines may have written the file.
     pub(crate) fn locks_drop_pages(&self) -> bool {
         self.has_locks && self.options.ownership == Ownership::Shared
     }
@@ -32,9 +32,10 @@ impl Server {
         self.vfs.get_lock(&self.inode(node)?, handle, lock)
     }
 
-    /// Takes, changes or drops a lock. Does not wait for other owners. If a lock makes the kernel
-    /// drop pages, the kernel may first read or write them. Then a thread that serves reads or
-    /// writes must not call this method.
+    /// Takes, changes or drops a lock. Does not wait for other owners.
+    ///
+    /// A new lock may make the kernel drop pages, which the kernel may first have to read or write.
+    /// In that case, a thread that serves reads or writes must not call this method.
     ///
     /// # Errors
     /// `EAGAIN` if another owner has a lock that conflicts; `EINVAL` for an invalid range; the
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
     use crate::{Caller, Options};
 
-    /// Grants locks and then loses its answers.
+    /// A back end that grants locks and then loses its answers.
     #[derive(Default)]
     struct Forgetful {
         owners: Mutex<Vec<u64>>,

@@ -21,13 +21,13 @@ pub struct NewFile<'a> {
     pub rdev: u64,
     /// The target of a symbolic link.
     pub target: &'a [u8],
-    /// The part of the request about set-user-ID and set-group-ID. It is used only if the file
-    /// exists already and the request truncates the file.
+    /// Whether the request keeps or clears set-user-ID and set-group-ID. The value is used only if
+    /// the file exists already and the request truncates the file.
     pub set_id: SetId,
 }
 
 impl<'a> NewFile<'a> {
-    /// Returns a new file with `mode`, without a umask.
+    /// Returns the values for a new file with `mode`, to which no umask is applied.
     pub fn new(mode: u32) -> NewFile<'a> {
         NewFile { mode, ..NewFile::default() }
     }
@@ -89,6 +89,8 @@ impl Server {
         }
     }
 
+    /// Opens a file that another program has made under `name`.
+    ///
     /// - The kernel believes that the file is new, and checks no permission to open it. So the
     ///   server does.
     /// - For a file that is not regular, the kernel would fail with `EIO`, and would never return
@@ -132,14 +134,15 @@ impl Server {
         let new = NewFile { mode: mode::S_IFREG | new.mode & 0o7777, ..*new };
         let make = Make::new(new.mode, caller.uid, caller.gid).with_umask(new.umask);
         let (inode, attr) = self.vfs.tmpfile(&self.cred_to_make(caller, &new), &dir, make)?;
-        // `O_TMPFILE` contains the bit `O_DIRECTORY`, but the file is no directory. The flag has
-        // taken effect in the creation.
+        // Remove `O_TMPFILE`, which has taken effect in the creation. It contains the bit
+        // `O_DIRECTORY`, but the file is no directory.
         let flags = flags & !OFlags::TMPFILE.bits();
         let opened = self.open_new(caller, &inode, flags)?;
         self.hand_out_open(inode, attr, opened)
     }
 
-    /// If counting a lookup of the file fails, closes the file.
+    /// Counts a lookup of the open file, and returns the answer of the request. If the lookup
+    /// cannot be counted, closes the file.
     fn hand_out_open(
         &self,
         inode: InodeRef<'_>,
@@ -156,7 +159,8 @@ impl Server {
         Ok((entry?, opened))
     }
 
-    /// The creator may open a new file whatever its mode is, so no permission is checked.
+    /// Opens a file that the caller has just made. Checks no permission, because the creator may
+    /// open a new file whatever its mode is.
     fn open_new(&self, caller: Caller, inode: &InodeRef<'_>, flags: u32) -> Result<Opened, Errno> {
         match self.has_open_state {
             true => self.vfs.open(&prechecked(caller), inode, flags, May::empty()),
@@ -241,8 +245,9 @@ impl Server {
         self.vfs.rename(&self.cred(caller), (&old_dir, old), (&new_dir, new), mode)
     }
 
-    /// A file that its group may execute must not get set-group-ID, unless the caller is in that
-    /// group. Kernels before 6.0 leave this check to the server, which needs the caller's groups.
+    /// Returns the credentials with which the caller makes a file. A file that its group may
+    /// execute must not get set-group-ID, unless the caller is in that group. Kernels before 6.0
+    /// leave this check to the server, which needs the caller's groups.
     fn cred_to_make(&self, caller: Caller, new: &NewFile<'_>) -> Cred {
         let marked = mode::S_ISGID | 0o010;
         match new.mode & marked == marked && !self.has_stripped_new_modes() {

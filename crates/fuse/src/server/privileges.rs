@@ -1,24 +1,24 @@
 //! The privileges that a change of a file clears: set-user-ID, set-group-ID and file capabilities.
 //!
-//! The kernel and the server share this work, as the feature `FUSE_HANDLE_KILLPRIV_V2` decides:
+//! The feature `FUSE_HANDLE_KILLPRIV_V2` decides how the kernel and the server share this work:
 //! - Without `FUSE_HANDLE_KILLPRIV_V2`, a kernel that checks permissions clears all bits except a
-//!   *lone* set-group-ID bit: that of a file which its group may not execute. Whether that bit
-//!   stays depends on the groups of the caller.
+//!   *lone* set-group-ID bit. That is the bit of a file which its group may not execute. Whether
+//!   that bit stays depends on the groups of the caller.
 //! - With `FUSE_HANDLE_KILLPRIV_V2`, the server clears all bits. A write, a truncation and a create
 //!   that truncates say whether the caller has `CAP_FSETID`, which keeps the bits ([`SetId`]).
-//!   Other requests do not.
+//!   Other requests do not say it.
 //! - To learn what a request does not say, the server reads `/proc`. It does so only if the file
 //!   has one of the bits.
-//!
 //! - With `FUSE_SETXATTR_EXT` a request that sets an ACL says whether the server must clear
 //!   set-group-ID. The bit stays if the caller is in the group of the file or has `CAP_FSETID`.
 //!   `/proc` would not show the capabilities of a caller in another user namespace.
 //! - The back end clears the bits in the step that changes the file, under the attribute lock of
 //!   the inode.
-//! - The kernel holds its own lock of the inode until the answer, so no chmod and no setcap comes
+//! - The kernel holds its own lock of the inode until the answer. So no chmod and no setcap comes
 //!   between the request and the change.
-//! - A change of a file without privileges needs no further call: the cache has its mode, and knows
-//!   that it has no capabilities ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
+//! - A change of a file without privileges needs no further call. The cache has the mode of the
+//!   file, and knows that the file has no capabilities
+//!   ([`Vfs::remove_capability`](corewalk::Vfs::remove_capability)).
 //!
 //! # Setattr requests without attributes
 //! With `FUSE_HANDLE_KILLPRIV_V2`, the kernel sends a setattr request without any attribute in two
@@ -26,16 +26,16 @@
 //! - Before a write, fallocate(2) or copy_file_range(2), if the file has privileges. The server
 //!   must change nothing, since the caller may not be the owner, and may have `CAP_FSETID`. The
 //!   request that follows clears the bits.
-//! - For chown(2) without an owner and without a group. The kernel leaves the check of the caller
-//!   to the server, too, which clears the bits for the owner, and refuses other callers.
+//! - For chown(2) without an owner and without a group. Here the kernel does not check the caller.
+//!   The server clears the bits if the caller is the owner, and refuses other callers.
 //!
 //! If the kernel writes the file itself ([`passthrough`](crate::passthrough)), no write request
 //! follows. So the server clears the bits immediately, unless the caller has `CAP_FSETID`.
 //!
 //! To distinguish the two cases, the server reads the system call and the credentials of the
 //! waiting thread from `/proc`, which needs `CAP_SYS_PTRACE`. If it cannot read them, it takes the
-//! request for the first case. A chown(2) by any user then succeeds: without an effect, or with
-//! that of a write if the kernel writes the file itself.
+//! request for the first case. A chown(2) by any user then succeeds. It has no effect, or that of a
+//! write if the kernel writes the file itself.
 //!
 //! Source: Linux `fuse_setattr`, `fuse_do_setattr`, `file_remove_privs`, `chown_common`.
 
@@ -51,7 +51,7 @@ use crate::wire::Features;
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// Tells whether the change that a request makes must clear the set-user-ID and set-group-ID bits
-/// of the file. In a request that sets an ACL, it is only about set-group-ID.
+/// of the file. In a request that sets an ACL, the value concerns only set-group-ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetId {
@@ -75,13 +75,13 @@ impl Change {
 
 impl Server {
     pub(crate) fn set_features(&self, offered: Features, chosen: Features) {
-        // The first connection counts. Only tests open a second one.
+        // Keep the features of the first connection. Only tests open a second one.
         let _ = self.features.set((offered, chosen));
     }
 
-    /// Linux clears set-group-ID of new files since 6.0, but the feature that shows it exists only
-    /// since 6.3. The kernel judges by cached attributes of the directory, which must not be out of
-    /// date.
+    /// Returns true if the kernel has already cleared set-group-ID of new files as necessary. Linux
+    /// does so since 6.0, but the feature that shows it exists only since 6.3. The kernel judges by
+    /// cached attributes of the directory, which must not be out of date.
     pub(super) fn has_stripped_new_modes(&self) -> bool {
         self.options.ownership == Ownership::Exclusive
             && self
@@ -106,8 +106,8 @@ impl Server {
         self.features.get().is_some_and(|(_, chosen)| chosen.0 & features != 0)
     }
 
-    /// Called before a request changes the file. Does nothing if the kernel removes capabilities
-    /// itself.
+    /// Removes the capabilities of a file before a request changes the file. Does nothing if the
+    /// kernel removes capabilities itself.
     pub(super) fn remove_capability(&self, inode: &InodeRef<'_>) -> Result<(), Errno> {
         if self.has_kill_flags() { self.vfs.remove_capability(inode) } else { Ok(()) }
     }
@@ -136,8 +136,8 @@ impl Server {
         changed
     }
 
-    /// The answer to a write cannot carry a changed mode, so the kernel must drop its cached
-    /// attributes.
+    /// Makes the kernel drop its cached attributes if a write has changed the mode, which was
+    /// `before`. The answer to the write cannot carry the new mode.
     pub(super) fn drop_changed_mode(&self, inode: &InodeRef<'_>, before: u32) {
         if let Some(notifier) = self.notifier.get()
             && self.vfs.mode(inode) != Ok(before)
@@ -146,8 +146,8 @@ impl Server {
         }
     }
 
-    /// Called before a change of content. If other programs may have changed the mode, the back end
-    /// is asked again.
+    /// Drops the cached mode before a change of content, if other programs may have changed it.
+    /// Then the back end is asked again.
     pub(super) fn refresh_set_id(&self, inode: &InodeRef<'_>) {
         if self.has_kill_flags() {
             self.refresh(inode);
@@ -184,9 +184,9 @@ impl Server {
         self.vfs.setattr_through(&self.cred(caller), inode, handle, &change.set)
     }
 
-    /// For a chown(2) the kernel first requests a removal of capabilities, before the server has
-    /// checked the chown. The server must then do nothing: the setattr request that follows removes
-    /// them if the chown succeeds.
+    /// Returns true if the kernel requests the removal of capabilities for a chown(2) that the
+    /// server has not checked yet. The server must then do nothing. If the chown succeeds, the
+    /// setattr request that follows removes the capabilities.
     pub(super) fn is_too_early(
         &self,
         caller: Caller,
@@ -204,8 +204,9 @@ impl Server {
         Ok(self.clears_set_id() || self.clears_bits_of(self.vfs.mode(inode)?))
     }
 
-    /// The kernel does not check `CAP_FOWNER`, but without it a chown must not clear set-user-ID
-    /// and set-group-ID of another user's file.
+    /// Returns the capability that the caller of a chown(2) lacks: `CAP_FOWNER` or none. The kernel
+    /// does not check it. Without this capability, a chown must not clear set-user-ID and
+    /// set-group-ID of another user's file.
     pub(super) fn missing_for_chown(
         &self,
         caller: Caller,
@@ -220,9 +221,9 @@ impl Server {
         }
     }
 
-    /// The real groups and the real `CAP_FSETID` of the caller decide whether set-group-ID stays. A
-    /// request carries neither, so they are read from `/proc`. If the kernel has checked the
-    /// permissions, all other capabilities are set.
+    /// Returns credentials with the real groups and the real `CAP_FSETID` of the caller, which
+    /// decide whether set-group-ID stays. A request carries neither, so they are read from `/proc`.
+    /// If the kernel has checked the permissions, all other capabilities are set.
     pub(super) fn cred_in_groups(&self, caller: Caller) -> Cred {
         let cred = resolve(caller, self.namespace);
         match self.options.permissions {
@@ -235,7 +236,7 @@ impl Server {
     }
 }
 
-/// Returns false if the server cannot find out.
+/// Returns true if `caller` waits in chown(2), and false if the server cannot find out.
 fn is_in_chown(caller: Caller) -> bool {
     waits_in_chown(caller.pid) == Some(true)
 }
@@ -254,7 +255,7 @@ mod tests {
     use crate::options::Options;
 
     const OWNER: Caller = Caller { uid: 1000, gid: 1000, pid: 0 };
-    /// `VFS_CAP_REVISION_2`, without any capability.
+    /// A value of `security.capability`: `VFS_CAP_REVISION_2`, without any capability.
     const VALUE: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
     fn server() -> (Server, Arc<Mutex<Vec<Vec<u8>>>>) {
@@ -330,8 +331,8 @@ mod tests {
         }
     }
 
-    /// The server must ask only once whether a file has capabilities, and again after a program has
-    /// set some.
+    /// The server must ask the back end only once whether a file has capabilities. After a program
+    /// has set some, the server must ask again.
     #[test]
     fn capabilities_are_removed_and_their_absence_is_remembered() {
         let (server, asked) = server();
@@ -374,7 +375,7 @@ mod tests {
             let left = server.getxattr(root, node, CAPABILITY, 0);
             assert_eq!(left, Err(Errno::NODATA), "{at}");
         }
-        // A change of times is no change of content.
+        // A change of times must keep the capabilities, because it does not change the content.
         server.setxattr(root, node, CAPABILITY, &VALUE, 0).expect("set the capabilities");
         assert_eq!(set(SetAttr::default().with_mtime(corewalk::attr::SetTime::Now)), Ok(()));
         assert!(server.getxattr(root, node, CAPABILITY, 0).is_ok());

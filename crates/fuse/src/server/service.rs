@@ -1,4 +1,4 @@
-//! The server as the mount and the transports see it.
+//! The methods of a [`Server`] that the mount and the transports call.
 
 use std::sync::Arc;
 
@@ -98,7 +98,8 @@ impl Service for Server {
     }
 
     fn adapter(self: Arc<Self>) -> Option<Adapter> {
-        // fuser does not tell locks of fcntl(2) and of flock(2) apart.
+        // Refuse fuser if the back end manages locks: fuser does not tell locks of fcntl(2) and of
+        // flock(2) apart.
         (!self.has_locks).then(|| Adapter::with_server(self))
     }
 }

@@ -285,7 +285,7 @@ fn umask_applies_unless_there_is_a_default_acl() {
     let plain = server.make(CALLER, ROOT_NODE, b"plain", &new).expect("make the file");
     assert_eq!(plain.attr.mode & 0o777, 0o640);
     let dir = make(&server, ROOT_NODE, b"d", mode::S_IFDIR | 0o755).node;
-    // Version 2, and entries with rwx for owner, group and others.
+    // An ACL of version 2 with entries for owner, group and others, each with rwx.
     let entry = |tag: u8| [tag, 0, 7, 0, 0xff, 0xff, 0xff, 0xff];
     let acl = [&[2, 0, 0, 0][..], &entry(0x01), &entry(0x04), &entry(0x20)].concat();
     server.setxattr(CALLER, dir, XATTR_DEFAULT, &acl, 0).expect("set the default ACL");
@@ -530,8 +530,9 @@ fn security_attributes_are_left_to_the_kernel() {
     assert_eq!(server.setxattr(owner, file, b"trusted.t", b"v", 0), Err(Errno::PERM));
 }
 
-/// A write by another user may clear only set-user-ID of a new mode, and must not undo the chmod.
-/// The writer has the pid of a real process, so that reading its credentials takes some time.
+/// A write by another user must not undo a chmod that runs at the same time. It may clear only
+/// set-user-ID of the new mode. The writer has the pid of a real process, so that reading its
+/// credentials takes some time.
 #[test]
 fn chmod_during_writes_by_another_user_is_not_lost() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));
@@ -546,9 +547,9 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
         server.setattr(owner, file, Change::new(set)).expect("change the attributes");
     };
     let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
-    // ORDERING: SeqCst. The writer adds to `written` after each write, so a load that sees the
-    // addition also sees the effects of the write. With Relaxed, the test could check the mode too
-    // early.
+    // ORDERING: SeqCst. The writer adds to `written` after each write. A load that sees the
+    // addition must also see the effects of the write. With Relaxed, the test could check the mode
+    // too early.
     let count = || written.load(Ordering::SeqCst);
     thread::scope(|scope| {
         let _over = Over(&is_over);
@@ -556,7 +557,7 @@ fn chmod_during_writes_by_another_user_is_not_lost() {
             // ORDERING: Relaxed. The stop flag publishes no data.
             while !is_over.load(Ordering::Relaxed) {
                 assert_eq!(server.write(other, file, 0, 0, b"x", WriteOrigin::Call), Ok(1));
-                // ORDERING: SeqCst. The load in `count` that sees the addition must also see the
+                // ORDERING: SeqCst. If the load in `count` sees this addition, it must also see the
                 // effects of the write before it. With Relaxed, the test could check the mode too
                 // early.
                 written.fetch_add(1, Ordering::SeqCst);

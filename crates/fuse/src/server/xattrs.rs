@@ -1,4 +1,4 @@
-//! Requests about extended attributes, two of which the server answers itself.
+//! Requests about extended attributes. The server itself answers requests about two of them.
 //!
 //! The root of a mount has two attributes that the back end never sees and that no listing shows.
 //! Reading [`XATTR_STAT`] returns the counters as JSON. Setting [`XATTR_PRUNE`] evicts all unused
@@ -23,7 +23,7 @@ pub const XATTR_PRUNE: &str = "user.corewalk.prune";
 /// answer, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum XattrAnswer {
-    /// The length of the value in bytes, if the maximum size in the request is 0.
+    /// The length of the value in bytes. A request with the maximum size 0 gets this answer.
     Length(u32),
     /// The value.
     Value(Vec<u8>),
@@ -55,9 +55,8 @@ impl Server {
     /// Sets an extended attribute. The `flags` are those of setxattr(2).
     ///
     /// # Errors
-    /// `EINVAL` if `flags` contains a flag that setxattr(2) does not define. All others have the
-    /// same cause as in setxattr(2): `EEXIST`, `ENODATA`, `EPERM`, `EACCES`, `ENOSPC`,
-    /// `EOPNOTSUPP`.
+    /// `EINVAL` if `flags` contains a flag that setxattr(2) does not define; `EEXIST`, `ENODATA`,
+    /// `EPERM`, `EACCES`, `ENOSPC` and `EOPNOTSUPP` as in setxattr(2).
     pub fn setxattr(
         &self,
         caller: Caller,
@@ -84,7 +83,7 @@ impl Server {
         };
         let mode = match flags {
             0 => XattrMode::Set,
-            // The numbers of XATTR_CREATE and XATTR_REPLACE.
+            // The flag `XATTR_CREATE` is 1, and `XATTR_REPLACE` is 2.
             1 => XattrMode::Create,
             2 => XattrMode::Replace,
             // Flag 3 is `XATTR_CREATE` and `XATTR_REPLACE` together, so the request must fail.
@@ -141,8 +140,8 @@ impl Server {
         self.vfs.removexattr(&self.xattr_cred(caller, name), &inode, name)
     }
 
-    /// For an ACL, the request may say whether set-group-ID stays. Otherwise the server reads the
-    /// caller's groups and capabilities.
+    /// Returns the credentials with which the caller sets an ACL. The request may say whether
+    /// set-group-ID stays. If it does not, the server reads the caller's groups and capabilities.
     fn acl_cred(&self, caller: Caller, set_id: SetId) -> Cred {
         let cred = match set_id {
             SetId::Unsaid => return self.cred_in_groups(caller),
@@ -152,9 +151,10 @@ impl Server {
         cred.with_caps(caps)
     }
 
-    /// The kernel always checks changes of `security.*` attributes, so the server must allow them.
-    /// After a write, the kernel removes `security.capability` in the name of the writing process,
-    /// which may lack the right to do that.
+    /// Returns the credentials with which the caller changes an extended attribute. They allow each
+    /// change of a `security.*` attribute, because the kernel always checks it. After a write, the
+    /// kernel removes `security.capability` in the name of the writing process, which may lack the
+    /// right to do that.
     fn xattr_cred(&self, caller: Caller, name: &[u8]) -> Cred {
         let cred = self.cred(caller);
         let more = match name.starts_with(b"security.") {

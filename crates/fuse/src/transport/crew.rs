@@ -29,8 +29,8 @@ enum Order {
 }
 
 impl Crew {
-    /// If the kernel does not use the ring, or when the ring has ended, the thread reads the FUSE
-    /// device.
+    /// Adds a thread that serves a ring. If the kernel does not use the ring, or when the ring has
+    /// ended, the thread reads the FUSE device.
     ///
     /// # Errors
     /// A [`MountError`] if the thread cannot be started.
@@ -79,8 +79,8 @@ impl Crew {
         Ok(())
     }
 
-    /// If the kernel refuses a ring, it sends all requests to the FUSE device. Then the method
-    /// returns the error of the first refused ring.
+    /// Registers all rings with the kernel. If the kernel refuses a ring, it sends all requests to
+    /// the FUSE device. Then the method returns the error of the first refused ring.
     ///
     /// # Errors
     /// If a system call fails, the kernel delivers no requests: it waits until each of its queues
@@ -98,7 +98,10 @@ impl Crew {
         Ok(refused)
     }
 
-    /// A [`MountError`] if that thread cannot be started.
+    /// Makes all threads serve requests. Returns a thread that waits for their end.
+    ///
+    /// # Errors
+    /// A [`MountError`] if the waiting thread cannot be started.
     pub(super) fn serve(
         self,
         transport: Transport,
@@ -120,7 +123,7 @@ impl Crew {
 
     fn order(&self, what: Order) {
         for order in &self.orders {
-            // If the thread has ended, `register` reports that.
+            // Ignore an error: if the thread has ended, `register` reports that.
             let _ = order.send(what);
         }
     }

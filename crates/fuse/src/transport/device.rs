@@ -35,6 +35,9 @@ impl Thread {
         &self.dispatcher
     }
 
+    /// Reads requests and serves them until the mount has ended.
+    ///
+    /// # Errors
     /// `ECONNABORTED` if the connection was aborted; other errors of read(2).
     pub(super) fn run(self) -> io::Result<()> {
         let payload_bytes = self.dispatcher.payload_bytes();
@@ -42,11 +45,11 @@ impl Thread {
         let mut answer = vec![0; OUT_HEADER_BYTES + payload_bytes];
         loop {
             match rustix::io::read(&self.channel, &mut request) {
-                // The FUSE device never delivers an empty message. The socket of the tests does so
-                // when its other end is closed.
+                // An empty message ends the loop. The FUSE device never delivers one, but the
+                // socket of the tests does so when its other end is closed.
                 Ok(0) | Err(Errno::NODEV) => return Ok(()),
                 Ok(len) => self.serve(&request[..len], &mut answer),
-                // `ENOENT` means that the calling process has taken its request back.
+                // `ENOENT` means that the request was cancelled before this thread could read it.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -90,8 +93,8 @@ impl Thread {
     }
 }
 
-/// An error means that the connection has ended. The request and all lookups that the kernel holds
-/// have ended too, so it is enough to log the error.
+/// Sends an answer to the FUSE device. An error means that the connection has ended. The request
+/// and all lookups that the kernel holds have ended too, so it is enough to log the error.
 fn send<const N: usize>(channel: &File, parts: [&[u8]; N]) {
     let parts = parts.map(IoSlice::new);
     if let Err(error) = rustix::io::retry_on_intr(|| rustix::io::writev(channel, &parts)) {

@@ -1,4 +1,4 @@
-//! A differential test of the ways in which requests arrive.
+//! A test that compares the answers to requests that arrive in different ways.
 //!
 //! The test plays the kernel. It sends the same requests to three fronts (ways to a server), and
 //! compares their answers byte for byte. Each front has its own server and its own back end:
@@ -19,7 +19,7 @@
 //!   sends an error. The kernel sends the reply only after a notification that this crate never
 //!   sends.
 //! - A message that is too short. fuser answers with `ENOSYS`, and the dispatcher with `EIO`.
-//! - A second request that opens the connection.
+//! - A second `FUSE_INIT`.
 //! - A time that is no valid `struct timespec`, and a time that does not fit `SystemTime`.
 
 mod fronts;
@@ -44,8 +44,8 @@ use crate::wire::{Features, OUT_HEADER_BYTES, Opcode};
 const STREAMS: u64 = 3;
 const REQUESTS: u64 = 2000;
 const HANDLE: u64 = 7;
-/// The kernel offers all features but `FUSE_INIT_RESERVED`, io_uring, and those that the adapter
-/// for fuser never chooses.
+/// The features that the test offers as the kernel. They are all but `FUSE_INIT_RESERVED`,
+/// io_uring, and those that the adapter for fuser never chooses.
 const OFFERED: u64 =
     !(1 << 31 | Features::OVER_IO_URING | Features::HANDLE_KILLPRIV_V2 | Features::SETXATTR_EXT);
 const FREE_OPENS: u64 = Features::NO_OPEN_SUPPORT | Features::NO_OPENDIR_SUPPORT;
@@ -113,7 +113,7 @@ const DIFFERENCES: [Difference; 6] = [
     Difference {
         reason: "in an entry without a node, fuser sets attributes that the kernel ignores",
         explains: |request, ours, fuser| {
-            // Node, generation, and the timeout of the entry.
+            // Compare the node, the generation, and the timeout of the entry.
             let read = |answer: &[u8]| {
                 let body = answer[OUT_HEADER_BYTES..].to_vec();
                 (body[..24].to_vec(), body[32..36].to_vec())
@@ -315,7 +315,7 @@ fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
         kernel.learn(request.opcode, &answer[OUT_HEADER_BYTES..]);
     }
     let place = format!("case {:?}, stream {stream}, at the end", case.name);
-    // An answer shows that the fronts have served all forgets before.
+    // When the fronts have answered this request, they have also served all forgets before it.
     fronts.call(&Request::new(Opcode::GETATTR, ROOT).u64(0).u64(0), &place);
     let lookups = fronts.all.each_ref().map(|front| front.server.counters().lookups);
     assert_eq!(lookups[..2], [kernel.lookups(); 2], "{place}: lookups");
@@ -331,8 +331,8 @@ fn run(case: &Case, rng: Rng, stream: u64) -> Seen {
 }
 
 fn tmpfs() -> Arc<dyn FileSystem> {
-    // The clock decides when tmpfs finds equal extended attributes, so with sharing the used space
-    // could differ between the servers.
+    // tmpfs finds equal extended attributes at a time that depends on the clock. So with sharing,
+    // the used space could differ between the servers.
     Arc::new(Tmpfs::new(TmpfsOptions::default().with_share_xattrs(false)))
 }
 
@@ -365,12 +365,12 @@ fn cases() -> [Case; 6] {
         case("permissions", checking, tmpfs),
         Case { offered: OFFERED & !FREE_OPENS, ..opens },
         Case { handle: HANDLE, ..handles },
-        // Each request that finds no space waits for some milliseconds.
+        // Send fewer requests: each one that finds no space waits for some milliseconds.
         Case { requests: REQUESTS / 4, ..full },
     ]
 }
 
-/// The root directory has two names. The lookup of `broken` fails.
+/// A back end whose root directory has two names. The lookup of `broken` fails.
 struct Broken;
 
 impl Broken {

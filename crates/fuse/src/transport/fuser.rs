@@ -11,7 +11,7 @@ use super::{spawn, system};
 use crate::mount::{AllowedUsers, Device, MountError, MountOptions};
 use crate::service::Service;
 
-/// Calls `on_ready` before the first request is served.
+/// Starts a session of fuser. Calls `on_ready` before the first request is served.
 pub(super) fn start(
     server: &Arc<dyn Service>,
     device: &Device,

@@ -42,8 +42,8 @@ use crate::service::{Dispatch, Outcome};
 use crate::wire::{Features, Message};
 
 const DEPTH: usize = 8;
-/// Size in bytes of the longest value of an extended attribute. No answer to a request that has
-/// data or a name is longer.
+/// Size in bytes of the buffer for the answer to a request that has data or a name. The longest
+/// such answer is a value of an extended attribute.
 const SCRATCH_BYTES: usize = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -59,7 +59,7 @@ pub(super) struct Thread {
     dispatcher: Arc<dyn Dispatch>,
     features: Features,
     finished: Arc<Finished>,
-    /// The thread serves the FUSE device after the ring has ended, or if the ring is not used.
+    /// Reads the FUSE device on this thread after the ring has ended, or if the ring is not used.
     successor: device::Thread,
 }
 
@@ -78,12 +78,13 @@ type Answer = Result<Box<[u8]>, Errno>;
 
 #[derive(Debug)]
 struct Finished {
-    /// Protected by its own mutex, under which no other lock is taken.
+    /// The answers of offload threads, which the ring's thread sends. Protected by its own mutex,
+    /// under which no other lock is taken.
     answers: Mutex<Vec<(EntryId, Answer)>>,
     waker: RingWaker,
 }
 
-/// Every queue of the kernel belongs to at least one ring.
+/// Makes one ring for each thread. Every queue of the kernel belongs to at least one ring.
 ///
 /// # Errors
 /// The errors of [`FuseRing::new`].
@@ -103,7 +104,7 @@ pub(super) fn rings(
         .collect()
 }
 
-/// Each of the `cpus` processors has a queue.
+/// Returns the queues that a thread serves. Each of the `cpus` processors has a queue.
 fn queues_of(thread: usize, threads: usize, cpus: u16) -> Vec<u16> {
     let first = (thread % usize::from(cpus)) as u16;
     (first..cpus).step_by(threads.max(1)).collect()
@@ -117,7 +118,8 @@ impl Thread {
         Thread { queues, dispatcher, features, finished: Arc::new(finished), successor }
     }
 
-    /// The thread that calls this method must also call [`Thread::run`].
+    /// Registers the ring with the kernel. The thread that calls this method must also call
+    /// [`Thread::run`].
     pub(super) fn register(&mut self) -> Registered {
         match self.queues.ring.register() {
             Ok(true) => Registered::Done,
@@ -162,8 +164,8 @@ impl Thread {
 
     fn serve(&mut self, entry: EntryId, scratch: &mut [u8]) {
         let RingRequest { header, op_in, payload, payload_len } = self.queues.ring.request(&entry);
-        // The payload buffer holds the names and data of the request. The dispatcher still reads
-        // them while it writes the body, so then it writes the body into `scratch`.
+        // The payload buffer holds the names and data of the request. If there are any, the
+        // dispatcher reads them while it writes the body. So the body goes into `scratch` first.
         let (outcome, owned) = if payload_len == 0 {
             match Message::parse_parts(header, op_in, &[], self.features) {
                 Ok(message) => {
@@ -224,7 +226,8 @@ fn is_end(error: Errno) -> bool {
     matches!(error, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED | Errno::NODEV)
 }
 
-/// Changes nothing and returns None if the thread may run on none of `cpus`.
+/// Makes the current thread run on the processors `cpus`. Returns the processors on which it could
+/// run before. If it may run on none of `cpus`, changes nothing and returns `None`.
 fn run_on(cpus: &[u16]) -> Option<CpuSet> {
     let allowed = rustix::thread::sched_getaffinity(None).ok()?;
     let mut set = CpuSet::new();
@@ -237,7 +240,8 @@ fn run_on(cpus: &[u16]) -> Option<CpuSet> {
     Some(allowed)
 }
 
-/// Ignores an error, because the thread can serve its requests on any processor.
+/// Makes the current thread run on the processors in `set`. Ignores an error, because the thread
+/// can serve its requests on any processor.
 fn set_affinity(set: &CpuSet) {
     let _ = rustix::thread::sched_setaffinity(None, set);
 }

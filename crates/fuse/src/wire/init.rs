@@ -31,10 +31,10 @@ use crate::server::Server;
 
 const MAJOR: u32 = 7;
 const MINOR: u32 = 45;
-/// Linux 5.4, the oldest kernel that this crate supports.
+/// The minor version of the protocol in Linux 5.4, the oldest kernel that this crate supports.
 const MINOR_MIN: u32 = 31;
-/// The length of the longest value of an extended attribute. The kernel demands at least 8192
-/// bytes.
+/// Minimum size in bytes of the payload buffer. It is the length of the longest value of an
+/// extended attribute. The kernel demands at least 8192 bytes.
 const PAYLOAD_BYTES_MIN: usize = 64 << 10;
 pub(crate) const INIT_REPLY_BYTES: usize = 64;
 
@@ -88,6 +88,7 @@ impl Features {
 
     const LOCKS: u64 = Features::POSIX_LOCKS | Features::FLOCK_LOCKS;
 
+    /// Chooses features from the `offered` ones, for fuser and for the transports of this crate.
     /// `ATOMIC_O_TRUNC` is left out. With it, the server truncates a file before the kernel sees
     /// that a program runs from this file (`ETXTBSY`).
     pub(crate) fn choose(server: &Server, offered: Features) -> Features {
@@ -119,14 +120,16 @@ impl Features {
         Features(wanted & offered.0)
     }
 
-    /// Features over the transports of this crate. fuser has neither locks of the back end nor
-    /// passthrough, and it cannot read a long setxattr request.
+    /// Chooses features for the transports of this crate. Some of these features do not work with
+    /// fuser. It has neither locks of the back end nor passthrough, and it cannot read a long
+    /// setxattr request.
     pub(crate) fn choose_own(server: &Server, offered: Features) -> Features {
         let options = server.options();
         let locks = if server.has_locks() { Features::LOCKS } else { 0 };
         let passthrough = if server.passes_through() { Features::PASSTHROUGH } else { 0 };
-        // With `SETXATTR_EXT` the kernel decides whether set-group-ID stays, by its cached group of
-        // the file. So the kernel must check ACLs, and no other program may change the files.
+        // With `SETXATTR_EXT` the kernel decides whether set-group-ID stays. It decides by its
+        // cached group of the file. So the kernel must check ACLs, and no other program may change
+        // the files.
         let judges =
             options.permissions == Permissions::Kernel && options.ownership == Ownership::Exclusive;
         let setxattr = if judges { Features::SETXATTR_EXT } else { 0 };
@@ -134,7 +137,8 @@ impl Features {
         Features(Features::choose(server, offered).0 | wanted & offered.0)
     }
 
-    /// Without `FUSE_DONT_MASK` the kernel applies the umask.
+    /// Chooses features for an asynchronous server. They do not contain `FUSE_DONT_MASK`, so the
+    /// kernel applies the umask.
     pub(crate) fn choose_async(options: &Options, has_locks: bool, offered: Features) -> Features {
         let mut wanted = Features::COMMON | Features::NO_OPEN_SUPPORT | readdirplus(options);
         if options.ownership == Ownership::Shared {
@@ -162,6 +166,9 @@ pub(crate) struct Init {
 }
 
 impl Init {
+    /// Parses the arguments of `FUSE_INIT`.
+    ///
+    /// # Errors
     /// `EIO` for a malformed request. `EPROTO` if the kernel is older than Linux 5.4.
     pub(crate) fn parse(mut args: Args<'_>) -> Result<Init, Errno> {
         let (major, minor) = (args.u32()?, args.u32()?);
@@ -177,7 +184,7 @@ impl Init {
         Ok(Init { major, minor, max_readahead, offered })
     }
 
-    /// Answers a kernel with a newer major version.
+    /// The body of the answer to a kernel with a newer major version.
     pub(crate) const VERSION: [u8; 8] = {
         let ([a, b, c, d], [e, f, g, h]) = (MAJOR.to_ne_bytes(), MINOR.to_ne_bytes());
         [a, b, c, d, e, f, g, h]

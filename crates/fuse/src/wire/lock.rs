@@ -1,6 +1,6 @@
 //! Requests about locks of files.
 //!
-//! The kernel tells the server when locks end: a flush ends the locks of fcntl(2) of a process, and
+//! The kernel tells the server when locks end. A flush ends the locks of fcntl(2) of a process, and
 //! a release ends the locks of flock(2) of an open file.
 //!
 //! Source: Linux `fs/fuse/file.c` (`fuse_setlk`, `fuse_flush`, `fuse_release_common`).
@@ -9,9 +9,9 @@ use corewalk::{Errno, FileLock, LockKind};
 
 use super::{Body, Message, Opcode};
 
-/// The request is about a lock of flock(2).
+/// A flag of a request about a lock: it is a lock of flock(2).
 const LK_FLOCK: u32 = 1;
-/// A release ends the locks of flock(2) (`FUSE_RELEASE_FLOCK_UNLOCK`).
+/// A flag of a release: it ends the locks of flock(2) (`FUSE_RELEASE_FLOCK_UNLOCK`).
 const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// `F_RDLCK`, `F_WRLCK` and `F_UNLCK`.
 const KINDS: [LockKind; 3] = [LockKind::Read, LockKind::Write, LockKind::Unlock];
@@ -24,7 +24,11 @@ pub(crate) struct LockOwner {
 }
 
 impl Message<'_> {
-    /// `EINVAL` for an unknown kind of lock, and for a range that ends before it starts.
+    /// Returns the open file's handle and the lock that a request is about.
+    ///
+    /// # Errors
+    /// `EINVAL` for an unknown kind of lock, for a range that ends before it starts, and for an end
+    /// above [`FileLock::END_MAX`].
     pub(crate) fn lock(&self) -> Result<(u64, FileLock), Errno> {
         let mut args = self.args();
         let (handle, owner) = (args.u64()?, args.u64()?);

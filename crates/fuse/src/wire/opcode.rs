@@ -15,7 +15,8 @@ macro_rules! opcodes {
         impl Opcode {
             $(pub(crate) const $name: Opcode = Opcode($number);)*
 
-            /// The length is 0 for an operation that this crate does not know.
+            /// Returns the length of the fixed arguments in bytes. It is 0 for an operation that
+            /// this crate does not know.
             pub(crate) fn fixed_bytes(self, features: Features) -> usize {
                 if self == Opcode::SETXATTR && features.0 & Features::SETXATTR_EXT != 0 {
                     return SETXATTR_EXT_BYTES;

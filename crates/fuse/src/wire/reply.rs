@@ -11,8 +11,8 @@ pub(crate) const OUT_HEADER_BYTES: usize = 16;
 const DIRENT_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 128;
 
-/// `STATX_BASIC` stands for the attributes that stat(2) has too, and `STATX_BTIME` for the time of
-/// creation.
+/// Masks of `statx` attributes: `STATX_BASIC` stands for those that stat(2) has too, and
+/// `STATX_BTIME` for the time of creation.
 const STATX_BASIC: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 
@@ -48,7 +48,7 @@ impl<'a> Body<'a> {
         self.len = 0;
     }
 
-    /// `EIO` if the buffer is full.
+    /// Adds `bytes` to the body, or returns `EIO` if the buffer is full.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         let end = self.len + bytes.len();
         self.buffer.get_mut(self.len..end).ok_or(Errno::IO)?.copy_from_slice(bytes);
@@ -169,8 +169,8 @@ impl<'a> Body<'a> {
         self.bytes(&[0; 28])
     }
 
-    /// `EIO` if the entry would make the body longer than `limit` bytes. In that case nothing is
-    /// added.
+    /// Adds a directory entry to the body. If the entry would make the body longer than `limit`
+    /// bytes, adds nothing and returns `EIO`.
     pub(crate) fn dirent(
         &mut self,
         limit: usize,

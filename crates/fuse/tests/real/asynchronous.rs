@@ -111,8 +111,8 @@ fn async_files_have_the_usual_calls() {
     }
 }
 
-/// Reads that hang must need neither a thread nor much memory each. A client that is killed must
-/// end within 100 ms.
+/// While 1000 reads hang, they must not need a thread each, nor much memory. A client that is
+/// killed must end within 100 ms.
 #[test]
 fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     const READS: usize = 1000;
@@ -135,13 +135,13 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     let mut readers: Vec<Child> =
         (0..READS).map(|at| reader(&site.path(&format!("f{at}")))).collect();
     site.wait_for("all reads hang", |waiting| waiting >= READS);
-    // Other tests run in this process.
+    // Allow some new threads, because other tests run in this process.
     assert!(threads_of_this_process() < threads + READS / 2, "a read needs no thread");
     let each = resident_bytes().saturating_sub(bytes) / READS as u64;
     assert!(each < 64 << 10, "a read that hangs takes {each} bytes");
 
-    // Each name is invalidated before, so each lookup is a request. The server must answer these
-    // while the reads hang.
+    // Invalidate the name before each lookup, so that the lookup is a request. The server must
+    // answer it while the reads hang.
     let lookups = || {
         let begin = Instant::now();
         let mut count = 0;
@@ -168,7 +168,7 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
         .collect();
     times.sort();
     println!("killed readers end after {:?}, the slowest after {:?}", times[10], times[19]);
-    // Other tests may use the processors, so the median counts.
+    // Check only the median, because other tests may use the processors.
     assert!(times[10] < Duration::from_millis(100), "{times:?}");
     readers.iter_mut().for_each(|reader| {
         reader.kill().expect("kill a reader");
@@ -178,8 +178,8 @@ fn async_reads_that_hang_cost_no_thread_and_can_be_killed() {
     site.wait_for("all requests have ended", |waiting| waiting <= background);
 }
 
-/// At most 8 futures may run at a time. A client whose request waits in the queue can be killed
-/// too.
+/// At most 8 futures may run at a time. Further requests wait in a queue, and a client can be
+/// killed while its request waits there.
 #[test]
 fn async_requests_above_the_limit_wait_in_a_queue() {
     let running = Arc::new(AtomicU64::new(0));
@@ -202,7 +202,7 @@ fn async_requests_above_the_limit_wait_in_a_queue() {
         .collect();
     // ORDERING: Relaxed. The load compares the count with a limit; no data is read because of it.
     assert_eq!(running.load(Ordering::Relaxed), 8);
-    // The last clients wait in the queue.
+    // The requests of the last clients still wait in the queue. Kill these clients.
     for client in &mut clients[16..] {
         client.kill().expect("kill a client");
         client.wait().expect("the client ends");
@@ -224,8 +224,8 @@ fn async_requests_above_the_limit_wait_in_a_queue() {
     site.wait_for("all requests have ended", |waiting| waiting == 0);
 }
 
-/// A signal that the program handles must not end a read. A later signal that kills must, although
-/// the kernel does not report it.
+/// A signal that the program handles must not end its request. A signal that kills the program must
+/// end the request, although the kernel does not report that second signal.
 #[test]
 fn async_read_ends_only_by_a_signal_that_kills() {
     let hangs = |call, name: &[u8]| match call {
@@ -251,8 +251,8 @@ fn async_read_ends_only_by_a_signal_that_kills() {
     site.wait_for("the lookup has ended", |waiting| waiting == 0);
 }
 
-/// A killed client must end immediately, but its change goes on. A later request for the same name
-/// must wait for the change.
+/// A killed client must end immediately, but the back end goes on with the client's change. A later
+/// request for the same name must wait for the change.
 #[test]
 fn async_change_goes_on_if_its_client_is_killed() {
     const SLOW: Duration = Duration::from_millis(600);
@@ -287,7 +287,8 @@ fn async_change_goes_on_if_its_client_is_killed() {
             assert!(!site.path("slow").exists(), "the removal has ended before this lookup");
         }
         assert!(begin.elapsed() > SLOW / 2, "the change has gone on");
-        // The kernel must have dropped the attributes of the directory.
+        // Wait until the mount shows the new link count. The kernel must have dropped the old
+        // attributes of the directory.
         let wanted = if exists { 3 } else { 2 };
         while fs::metadata(site.path("")).expect("read the attributes").nlink() != wanted {
             assert!(begin.elapsed() < PATIENCE, "{program}: the attributes are old");
@@ -296,7 +297,8 @@ fn async_change_goes_on_if_its_client_is_killed() {
     }
 }
 
-/// If a killed client ended before its write, that write could overwrite one of a later client.
+/// A killed client must not end before its write. Otherwise the write could later overwrite a write
+/// of another client.
 #[test]
 fn async_write_of_a_killed_client_ends_before_the_client() {
     const SLOW: Duration = Duration::from_millis(1500);
@@ -330,8 +332,8 @@ fn async_write_of_a_killed_client_ends_before_the_client() {
     assert_eq!(fs::read_to_string(site.path("f")).expect("read the file"), "new");
 }
 
-/// A future that panics, or that its runtime drops, must answer `EIO`. Requests that wait for the
-/// same name must go on.
+/// A request must fail with `EIO` if its future panics, or if the runtime drops the future.
+/// Requests that wait for the same name must go on.
 #[test]
 fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     let panics = Arc::new(AtomicU64::new(1));
@@ -367,7 +369,7 @@ fn trap_t24_async_future_that_panics_or_is_dropped_is_eio() {
     assert_eq!(fs::metadata(site.path("new")).map_err(errno_of).err(), Some(Errno::IO));
 }
 
-/// A lookup of a name other than `d0` to `d15` takes 20 ms.
+/// A back end with the directories `d0` to `d15`. A lookup of any other name takes 20 ms and fails.
 struct SlowLookups;
 
 impl AsyncFileSystem for SlowLookups {
@@ -380,7 +382,7 @@ impl AsyncFileSystem for SlowLookups {
         match name.strip_prefix('d').and_then(|number| number.parse::<u64>().ok()) {
             Some(number) => Ok(Attr::dir(10 + number)),
             None => {
-                // The timer of the runtime may be a millisecond late, so a thread sleeps.
+                // Sleep on a thread, because the timer of the runtime may be a millisecond late.
                 let pause = tokio::task::spawn_blocking(|| thread::sleep(EACH_LOOKUP));
                 pause.await.map_err(|_| Errno::IO)?;
                 Err(Errno::NOENT)
@@ -404,8 +406,8 @@ impl AsyncFileSystem for SlowLookups {
 const EACH_LOOKUP: Duration = Duration::from_millis(20);
 
 /// Each lookup takes 20 ms, and two threads read the requests of 16 clients. The rate must be at
-/// least 90 % of the ideal one. The best of five runs counts, since other tests run at the same
-/// time. Trap P6.
+/// least 90 % of 16 lookups per 20 ms. The best of five runs counts, since other tests run at the
+/// same time. Trap P6.
 #[test]
 fn trap_p6_async_slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 50;
@@ -437,7 +439,7 @@ fn trap_p6_async_slow_lookups_run_side_by_side() {
     assert!(best >= 0.9 * 800.0, "{best:.0} lookups/s");
 }
 
-/// A rename that takes 3 s must not delay requests below the directory. Trap P7.
+/// A rename of a directory that takes 3 s must not delay requests for files below it. Trap P7.
 #[test]
 fn trap_p7_async_slow_rename_delays_no_request_below() {
     const SLOW: Duration = Duration::from_secs(3);
@@ -464,13 +466,13 @@ fn trap_p7_async_slow_rename_delays_no_request_below() {
     assert_eq!(fs::read_to_string(site.path("e/f")).unwrap(), "text");
 }
 
-/// The change is made behind the mount, while the back end answers a lookup. The old answer must
-/// not be cached afterwards. Trap T25.
+/// A name is invalidated while the back end answers a lookup of it. The answer must not be cached,
+/// because it may be from before the change. Trap T25.
 #[test]
 fn trap_t25_async_answer_from_before_an_invalidation_is_not_cached() {
     answer_from_before_is_not_cached(|kernel| kernel.invalidate_entry_at(Path::new("f")));
     answer_from_before_is_not_cached(|kernel| match kernel.expire_all_names() {
-        // Linux before 6.16 keeps its cached names, so drop the name there separately.
+        // Linux before 6.16 cannot expire all names, so invalidate this one name.
         Err(Errno::INVAL) => kernel.invalidate_entry_at(Path::new("f")),
         expired => expired,
     });
@@ -505,7 +507,7 @@ fn answer_from_before_is_not_cached(invalidate: fn(&KernelCache) -> Result<(), E
     let path = site.path("f");
     let first = thread::spawn(move || path.exists());
     is_asked.recv_timeout(PATIENCE).expect("the lookup runs");
-    // In the kernel, the notification waits for the end of the lookup. So another thread sends it.
+    // Notify on another thread, because the kernel delays the notification until the lookup ends.
     let notifying = thread::spawn(move || invalidate(&kernel));
     assert!(first.join().unwrap());
     notifying.join().unwrap().expect("notify the kernel");
@@ -546,8 +548,8 @@ fn async_back_end_is_asked_for_all_expired_names() {
     assert_eq!(use_all(), 0);
 }
 
-/// Without caches, a stat at depth 2 takes two calls of the back end, and `ls -l` one call per name
-/// and page. A listing with attributes takes one per page.
+/// When nothing is cached, a stat at depth 2 may take two calls of the back end. `ls -l` may take
+/// one call per name and two more. A listing of 1000 names without a stat may take four calls.
 #[test]
 fn async_back_end_is_asked_once() {
     for options in [Options::exclusive(), Options::shared()] {

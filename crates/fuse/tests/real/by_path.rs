@@ -102,7 +102,7 @@ fn modes() -> [Options; 2] {
     [Options::exclusive(), Options::shared()]
 }
 
-/// With `O_DIRECT`, each read reaches the server and not the kernel's cache.
+/// Opens a file with `O_DIRECT`, so that each read reaches the server and not the kernel's cache.
 fn open_direct(path: &Path) -> File {
     let flags = OFlags::DIRECT.bits() as i32;
     OpenOptions::new().read(true).custom_flags(flags).open(path).expect("open the file")
@@ -158,7 +158,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Editors and git replace a file by a rename. The name must exist at every moment. Trap X1.
+/// While a program replaces a file by a rename, as editors and git do, the name must exist at every
+/// moment. Trap X1.
 #[test]
 fn file_replaced_by_rename_always_exists() {
     for (options, rename, reads) in modes()
@@ -204,14 +205,15 @@ fn file_that_is_removed_while_open_stays_until_it_is_closed() {
         assert_eq!(file.read_at(&mut buf, 0).expect("read the file"), 7);
         assert_eq!(file.metadata().expect("read the attributes").nlink(), 0);
         drop(file);
-        // The kernel sends the release and the forget a moment after close(2).
+        // Wait, because the kernel sends the release and the forget a moment after close(2).
         while fs::read_dir(mirrored.host()).expect("list the folder").count() > 0 {
             thread::yield_now();
         }
     }
 }
 
-/// With `Options::exclusive`, the kernel learns of changes by other programs only from reports.
+/// After another program changes a file, a report of the path to the kernel must make the change
+/// visible. With `Options::exclusive` the kernel does not learn of such a change otherwise.
 #[test]
 fn changes_that_are_reported_by_path_are_seen() {
     let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };
@@ -233,7 +235,7 @@ fn changes_that_are_reported_by_path_are_seen() {
     }
     assert!(!mirrored.path("a/d/f").exists());
     assert_eq!(fs::read_to_string(mirrored.path("b/d/f")).expect("read the file"), "changed");
-    // The cache has nothing of these paths.
+    // A report must also succeed if the path is not in the cache.
     for path in ["none/at/all", "b/d/none"] {
         assert_eq!(kernel.invalidate_entry_at(Path::new(path)), Ok(()), "{path}");
         assert_eq!(kernel.invalidate_inode_at(Path::new(path)), Ok(()), "{path}");
@@ -241,8 +243,8 @@ fn changes_that_are_reported_by_path_are_seen() {
     assert_eq!(kernel.invalidate_entry_at(Path::new("/")), Err(Errno::INVAL));
 }
 
-/// Another program makes files. The reports name a directory above them, and then a file below the
-/// directory that no lookup has brought back.
+/// Another program makes two files. For the first one, the test reports a directory above it. For
+/// the second one, it reports the file itself, when the cache has lost the directories of its path.
 #[test]
 fn report_of_a_directory_covers_what_is_cached_below_it() {
     let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };

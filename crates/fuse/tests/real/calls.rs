@@ -1,6 +1,6 @@
-//! Tests of how often common commands call the back end. Before each command, nothing is cached.
-//! The tests make the system calls of each command, except the one for the ACL of each file that
-//! `ls -l` shows.
+//! Tests of how often common commands call the back end when nothing is cached. The tests make the
+//! system calls of each command. They leave out only the call of `ls -l` that reads the ACL of each
+//! file.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -24,7 +24,8 @@ impl Calls {
         self.0.lock().expect("no holder panics").push(call.to_owned());
     }
 
-    /// A page is a `readdir` call that reported at least one entry.
+    /// Returns the number of calls since the last `take`, and how many of them were pages. A page
+    /// is a `readdir` call that reported at least one entry.
     fn take(&self) -> (usize, usize) {
         let calls = std::mem::take(&mut *self.0.lock().expect("no holder panics"));
         let is_page = |at: usize| {
@@ -132,8 +133,8 @@ fn listing_with_attributes_of_the_back_end_costs_one_call_per_page() {
     }
 }
 
-/// The time in an answer of the back end replaces the timeout of the options. It must not do so if
-/// the server checks permissions, since the kernel must then cache nothing.
+/// A timeout in an answer of the back end must replace the timeout of the options. A server that
+/// checks permissions must ignore both, because the kernel must then cache nothing.
 #[test]
 fn time_to_live_of_an_answer_replaces_the_option() {
     let asked =

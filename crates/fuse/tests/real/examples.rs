@@ -236,7 +236,7 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        // Drop the mount before its directory is removed.
+        // Unmount first, because the drop of `folder` removes the directory of the mount.
         if let Some(Err(error)) = self.session.take().map(BackgroundSession::umount_and_join) {
             eprintln!("{}: {error}", self.folder.path().display());
         }
@@ -266,7 +266,7 @@ fn table_follows_changes_of_the_host() {
     fs::write(from.join("next"), "a new version").expect("write the file");
     fs::rename(from.join("next"), from.join("d/f")).expect("replace the file");
     fs::remove_file(from.join("link")).expect("remove the link");
-    // The kernel uses the old names for a second.
+    // Wait, because the kernel may use the old names for a second.
     let begin = Instant::now();
     let is_new = |found: fs::Metadata| found.ino() != old.ino();
     while point.join("link").exists() || !fs::metadata(point.join("d/f")).is_ok_and(is_new) {
@@ -277,7 +277,7 @@ fn table_follows_changes_of_the_host() {
 }
 
 /// The kernel may cache for a day, and also caches that a name is missing. So the example must tell
-/// it of each change.
+/// the kernel of each change.
 #[test]
 fn watch_shows_changes_on_the_host_at_once() {
     let host = Host::new();
@@ -313,8 +313,8 @@ fn watch_shows_changes_on_the_host_at_once() {
     eventually("a name that is gone", &|| !site.path("dir/file").exists());
 }
 
-/// After events of inotify(7) were lost, the kernel must ask for all names again, those of missing
-/// files too.
+/// After events of inotify(7) were lost, the kernel must ask for all names again. This includes
+/// names of files that did not exist.
 #[test]
 fn watch_shows_changes_whose_events_were_lost() {
     let host = Host::new();

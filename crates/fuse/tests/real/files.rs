@@ -128,8 +128,8 @@ fn append_truncate_and_holes_work() {
         assert_eq!(fs::metadata(&path).expect("read the attributes").len(), 0);
         let file = fs::File::options().read(true).write(true).open(&path).expect("open the file");
         file.write_all_at(b"x", 1 << 20).expect("write the file");
-        // If the kernel collects writes, it has data that the back end does not have yet. The
-        // server must not report a hole there.
+        // If the kernel collects writes, it may have data that the back end does not have yet. So
+        // lseek(2) must not report a hole before the end of the file.
         let is_through = write_cache == WriteCache::Through;
         let (data, hole) = if is_through { (1 << 20, 0) } else { (0, (1 << 20) + 1) };
         assert_eq!(rustix::fs::seek(&file, Look::Data(0)), Ok(data));
@@ -334,8 +334,8 @@ fn other_users_are_checked_in_both_modes() {
         assert!(!succeeds_as_other_user(&site, 65534, "cat secret"));
         assert!(succeeds_as_other_user(&site, 4242, "cat secret"));
         assert!(!succeeds_as_other_user(&site, 4242, "echo >> secret"));
-        // The caches of kernel and server have the file after root has read it, and must still
-        // refuse the other user.
+        // Root reads the file, so the kernel and the server have it in their caches. The other user
+        // must still be refused.
         assert_eq!(fs::read_to_string(site.path("closed/file")).expect("read the file"), "x");
         assert!(!succeeds_as_other_user(&site, 65534, "cat closed/file"));
         assert!(!succeeds_as_other_user(&site, 65534, "cd closed"));

@@ -54,7 +54,7 @@ fn file_saved_by_rename_is_seen_at_once() {
     let (file, saved, lock) = (site.path("file"), site.path("file.tmp"), site.path("file.lock"));
     fs::write(&file, "round 0").expect("write the file");
     for round in 1..200 {
-        // The kernel must remember that the lock file does not exist.
+        // These lookups make the kernel cache that the files do not exist.
         assert!(!lock.exists() && !saved.exists());
         let text = format!("round {round}");
         let new = if round % 2 == 0 { &saved } else { &lock };
@@ -65,7 +65,8 @@ fn file_saved_by_rename_is_seen_at_once() {
     }
 }
 
-/// At the end the kernel must hold no lookup, and no forget may have been refused. Trap P5.
+/// When all files are removed, the kernel must have forgotten all inodes except the root. No forget
+/// may have been refused. Trap P5.
 #[test]
 fn removal_of_everything_returns_every_lookup() {
     let Some(site) = Site::tmpfs(Options::exclusive()) else { return };
@@ -74,7 +75,7 @@ fn removal_of_everything_returns_every_lookup() {
             let root = site.root().to_owned();
             thread::spawn(move || {
                 let shared = root.join("shared");
-                // Four threads create the directory, and only one can succeed.
+                // All four threads try to create the directory, and only one can succeed.
                 let _ = fs::create_dir(&shared);
                 let own = root.join(format!("own{thread}"));
                 for round in 0..100 {

@@ -17,13 +17,13 @@ pub(crate) struct Hooked {
     hook: Hook,
     exchanged: (u64, u64),
     full: AtomicU64,
-    /// Each open returns this handle, and later calls must pass it. With 0, the back end keeps no
-    /// state for open files.
+    /// The handle that each open returns. Reads and writes must pass it. If it is 0, the back end
+    /// keeps no state for open files.
     handle: u64,
     open: AtomicU64,
     hides_attributes: bool,
-    /// One call of `readdir` reports this many entries with attributes. With 0, each call reports
-    /// all entries without attributes.
+    /// Number of entries, with attributes, that one call of `readdir` reports. If it is 0, each
+    /// call reports all entries without attributes.
     pub(crate) page_entries: usize,
     pub(crate) ttl: Ttl,
 }

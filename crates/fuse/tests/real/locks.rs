@@ -1,5 +1,5 @@
-//! Tests of locks that an asynchronous back end manages, on a real mount. The checks also serve the
-//! tests of synchronous back ends.
+//! Tests of locks that an asynchronous back end manages, on a real mount. The tests of synchronous
+//! back ends also use `Locks` and the `check_` functions of this file.
 
 use std::fs::File;
 use std::path::Path;
@@ -20,7 +20,8 @@ use crate::site::{AsyncSite, async_mount_options};
 const PATIENCE: Duration = Duration::from_secs(20);
 const FILE_INO: u64 = 2;
 
-/// Unlocking a part of a lock is not supported: the tests lock whole files.
+/// The locks of files that a back end of a test manages. The tests lock whole files, so a part of a
+/// lock cannot be unlocked.
 #[derive(Default)]
 pub(crate) struct Locks(Mutex<Vec<FileLock>>);
 
@@ -90,8 +91,8 @@ impl AsyncFileSystem for Locked {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Register before `set` is called: an unlock between a failed `set` and the `await`
-            // would be missed.
+            // Register for notifications before `set` is called. Otherwise an unlock between a
+            // failed `set` and the `await` would be missed.
             changed.as_mut().enable();
             match self.locks.set(lock) {
                 Err(Errno::AGAIN) if waits => changed.await,
@@ -133,7 +134,8 @@ pub(crate) fn check_flock(path: &Path, locks: &Locks) {
     let second = File::open(path).expect("open the file");
     let refused = flock(&second, FlockOperation::NonBlockingLockShared);
     assert_eq!(refused, Err(Errno::AGAIN));
-    // flock(1) ends its wait by a timer signal, which it handles.
+    // flock(1) gets a time limit, so a timer sends it a signal, which it handles. That signal must
+    // end its wait for the lock.
     let begin = Instant::now();
     let mut command = Command::new("flock");
     let status = command.args(["-w", "0.3"]).arg(path).arg("true").status();

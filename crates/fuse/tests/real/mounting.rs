@@ -104,8 +104,8 @@ fn mount_in_use_is_detached() {
     assert_eq!(mount.wait(), Ok(()));
 }
 
-/// Mounts on an open directory, while a directory above it is renamed again and again. Checks that
-/// no mount stays behind, and that each one is unmounted by its own identity.
+/// Mounts on an open directory, while a directory above it is renamed again and again. The mount
+/// may be at another path when it is unmounted, and no mount may stay behind.
 #[test]
 fn mount_is_found_though_a_directory_above_it_is_renamed() {
     if !has_fuse() || !has_root() {
@@ -131,7 +131,7 @@ fn mount_is_found_though_a_directory_above_it_is_renamed() {
             is_mounted.store(true, Ordering::Relaxed);
             mounted
         });
-        // The path may be gone while the mount point is checked.
+        // The mount may also fail, if the path is gone while the mount point is checked.
         assert!(matches!(mounted, Ok(_) | Err(MountError::Missing)), "{mounted:?}");
         drop(mounted);
         let table = fs::read_to_string("/proc/self/mountinfo").expect("read the table");
@@ -167,7 +167,8 @@ fn flags_and_source_are_in_the_mount_table() {
     }
 }
 
-/// Runs two tests under strace(1), which lets one of the newer calls fail.
+/// A mount must work where the newer system calls for mounting are refused, such as fsopen(2). The
+/// test runs two other tests under strace(1), which lets one of these system calls fail.
 #[test]
 fn mount_works_where_the_newer_calls_are_refused() {
     if !has_fuse() || !has_root() || !has_program("strace") {

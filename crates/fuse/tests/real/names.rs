@@ -176,8 +176,8 @@ fn invalidation_shows_changes_by_other_programs() {
     assert_eq!(fs::read_to_string(site.path("theirs")).expect("read the file"), "text");
 }
 
-/// After [`KernelCache::expire_all_names`], each name must be asked for again: of files that exist
-/// and that do not, in a listing, and in a directory that is in use.
+/// After [`KernelCache::expire_all_names`], the kernel must ask for each name again. This includes
+/// names that do not exist, names in listings, and names in a directory that is in use.
 ///
 /// [`KernelCache::expire_all_names`]: corewalk_fuse::KernelCache::expire_all_names
 #[test]
@@ -202,8 +202,8 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
         let lens = [len("a/b/old"), len("a/b/new"), len("top")];
         (lens, here, names(site.root()), names(&site.path("a/b")), names(inside))
     };
-    // The first listing may tell the kernel that the directory has changed. Then only the second
-    // one fills its cache.
+    // Look several times. The first listing may tell the kernel that the directory has changed. In
+    // that case only the second listing fills the kernel's cache.
     let before = [seen(), seen(), seen()][2].clone();
     assert_eq!((before.0, before.1), ([Some(3), None, None], [true, false]));
 
@@ -236,7 +236,8 @@ fn expiry_of_all_names_shows_changes_by_other_programs() {
 }
 
 /// Another program has made a symbolic link under a name that the kernel believes to be free. So
-/// the kernel's create request fails, and it looks the name up.
+/// the kernel's create request fails. The kernel must then look the name up and open the link's
+/// target.
 #[test]
 fn create_of_a_name_that_became_a_link_opens_its_target() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

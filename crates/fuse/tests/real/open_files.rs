@@ -105,8 +105,8 @@ impl FileSystem for Recorder {
         if !self.flags.contains(OpenFlags::DIRECT_IO) {
             return self.inner.read(node, offset, buf);
         }
-        // The size of a file with `DIRECT_IO` is not known, so it reports size 0, but it has
-        // content.
+        // A file with `DIRECT_IO` stands for one of unknown size. It has content, although its
+        // attributes have size 0.
         let text = b"status\n".get(offset as usize..).unwrap_or_default();
         let count = text.len().min(buf.len());
         buf[..count].copy_from_slice(&text[..count]);
@@ -164,7 +164,7 @@ fn open_directory_has_a_handle_until_it_is_closed() {
     assert_eq!(fs.handles("opendir"), [0]);
     assert!(fs.handles("readdir").iter().all(|handle| *handle == DIRECTORY));
     assert!(!fs.handles("readdir").is_empty());
-    // The kernel closes the directory in the background.
+    // Wait, because the kernel closes the directory in the background.
     site.wait_for("the directory is closed", |_| fs.handles("releasedir") == [DIRECTORY]);
 }
 
@@ -175,7 +175,7 @@ fn close_reports_the_error_of_the_back_end() {
     let host = Host::new();
     let source = host.path().join("source");
     fs::write(&source, "text").expect("write the source");
-    // cp(1) looks at the result of close(2).
+    // Copy with cp(1), because it reports an error of close(2).
     let copied = Command::new("cp").arg(&source).arg(site.path("f")).output().expect("run cp");
     let message = String::from_utf8_lossy(&copied.stderr).into_owned();
     assert!(!copied.status.success() && message.contains("No space left"), "{message}");
@@ -221,8 +221,8 @@ fn range_is_copied_by_the_back_end() {
     assert_eq!(fs.handles("write").len(), writes);
 }
 
-/// Files in `/proc`, for example, report size 0 and still have content. The kernel reads it only
-/// with direct I/O.
+/// A file may report size 0 and still have content, for example in `/proc`. The kernel reads such a
+/// file only with direct I/O.
 #[test]
 fn file_of_unknown_size_is_read_with_direct_io() {
     let fs = Recorder::new(OpenFlags::DIRECT_IO | OpenFlags::NONSEEKABLE, Err(Errno::NOSYS));

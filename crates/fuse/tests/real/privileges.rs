@@ -47,8 +47,9 @@ impl Drop for HostTmpfs {
     }
 }
 
-/// The changes are made by a child process, which runs the test `name` again. The test process must
-/// not map a file of its own mount, because a page fault would wait for the same process.
+/// Asserts that each change has the same result on a mount and on a tmpfs of the host. A child
+/// process, which runs the test `name` again, makes the changes. This process must not map a file
+/// of its own mount, because a page fault would wait for the same process.
 fn assert_as_host(name: &str, fs: Arc<dyn FileSystem>, options: Options, skips: Skips) {
     if !has_root() {
         return;
@@ -71,16 +72,17 @@ fn tmpfs() -> Arc<dyn FileSystem> {
     Arc::new(Tmpfs::new(TmpfsOptions::default()))
 }
 
-/// A server that has already checked permissions must still clear set-user-ID and set-group-ID as
-/// the host does (trap X9).
+/// A change must clear set-user-ID and set-group-ID as on the host. This depends on the caller's
+/// capabilities, also where the permissions are already checked (trap X9).
 #[test]
 fn privileges_are_cleared_as_on_the_host() {
     let name = "privileges_are_cleared_as_on_the_host";
     assert_as_host(name, tmpfs(), Options::exclusive(), |_, _, _, _| false);
 }
 
-/// The kernel's writes of cached pages do not name the user. So without `FUSE_HANDLE_KILLPRIV_V2`,
-/// as with fuser, a lone set-group-ID bit stays.
+/// When the kernel writes cached pages, it does not say which user wrote them. So without
+/// `FUSE_HANDLE_KILLPRIV_V2`, as with fuser, the set-group-ID bit stays if the group may not
+/// execute the file.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes() {
     let name = "privileges_are_cleared_as_on_the_host_if_the_kernel_collects_writes";
@@ -106,15 +108,16 @@ fn privileges_are_cleared_as_on_the_host_if_the_server_checks_permissions() {
     assert_as_host(name, tmpfs(), options, |_, what, _, has_caps| what == "truncate" && has_caps);
 }
 
-/// The server does not choose `FUSE_HANDLE_KILLPRIV_V2` if other programs change the files.
+/// If other programs change the files, the server does not choose `FUSE_HANDLE_KILLPRIV_V2`. The
+/// privileges must be cleared as on the host all the same.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_other_programs_change_files() {
     let name = "privileges_are_cleared_as_on_the_host_if_other_programs_change_files";
     assert_as_host(name, tmpfs(), Options::shared(), |_, _, _, _| false);
 }
 
-/// User 0 of both user namespaces is the owner of the files. Only the first namespace has the group
-/// of the files.
+/// Returns two user namespaces. In both, user 0 is the owner of the files. Only the first namespace
+/// contains the group of the files.
 fn namespaces() -> Option<[UserNamespace; 2]> {
     Some([UserNamespace::new(0, OWNER, GROUP)?, UserNamespace::new(0, OWNER, 1)?])
 }
@@ -167,8 +170,9 @@ fn make_with(mode: u32, path: &Path) -> io::Result<()> {
 
 const MAKE: &str = "use Fcntl; sysopen(F, $ARGV[0], O_CREAT | O_WRONLY, 02755) or die $!";
 
-/// A new file in a set-group-ID directory gets the bit only from a caller in the directory's group,
-/// or with `CAP_FSETID`. The last two callers are in other user namespaces.
+/// A new file must get or lose the set-group-ID bit as on the host. In a set-group-ID directory
+/// this depends on the caller: its groups, and whether it has `CAP_FSETID`. The last two callers
+/// are in other user namespaces.
 #[test]
 fn new_files_get_set_group_id_as_on_the_host() {
     if !has_root() || !has_program("perl") {

@@ -28,7 +28,8 @@ const FILE_INO: u64 = 2;
 const DOUBLE: u32 = 0xc008_4301;
 const USER: u32 = 12_345;
 
-/// A read of `f` waits until its client is killed.
+/// A back end with one file, `f`, that records its calls. A read of `f` waits until its client is
+/// killed.
 struct Slow {
     reads: Sender<Caller>,
     cancelled: Sender<Duration>,
@@ -85,8 +86,8 @@ impl FileSystem for Slow {
 
     fn flush(&self, _: Node<'_>) -> Result<(), Errno> {
         let request = Request::current().expect("a request closes the file");
-        // A kill of the client must not cancel its flush. An interrupt has time to arrive during
-        // the sleep.
+        // Record whether a kill of the client has cancelled its flush, which must not happen. The
+        // sleep gives an interrupt time to arrive.
         thread::sleep(Duration::from_millis(100));
         self.flushes.lock().push(request.is_cancelled());
         Ok(())
@@ -209,7 +210,8 @@ fn lsattr_and_chattr_reach_the_back_end() {
     }
 }
 
-/// The tests of this crate have no unsafe code, so perl makes the ioctl(2).
+/// The back end must get the argument of an ioctl(2), and the caller its changed value. perl makes
+/// the call, because the tests of this crate have no unsafe code.
 #[test]
 fn other_ioctls_reach_the_back_end_with_their_argument() {
     let Some((_fs, site, _)) = mounted().filter(|_| has_program("perl")) else { return };
@@ -252,7 +254,7 @@ fn waker_of_the_back_end_wakes_a_client_that_polls() {
     });
     assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
     drop(file);
-    // The file is closed, so this wakes no client.
+    // The file is closed, so there is no client to wake. The call must do no harm.
     waker.wake();
 }
 
@@ -291,7 +293,8 @@ fn waits_for_locks_need_no_threads_and_end_with_their_process() {
     }
 }
 
-/// A flush is the back end's last chance to store a file.
+/// The kill of a client must not cancel its flush, which is the back end's last chance to store the
+/// file.
 #[test]
 fn flush_of_a_killed_client_is_not_cancelled() {
     let Some((fs, site, _)) = mounted() else { return };
@@ -309,8 +312,8 @@ fn flush_of_a_killed_client_is_not_cancelled() {
     assert!(fs.flushes.lock().iter().all(|is_cancelled| !is_cancelled));
 }
 
-/// Linux makes no check for the command number of 32-bit programs. So the server must refuse a user
-/// that does not own the file.
+/// Only the owner of a file may change its inode flags. For the command number of 32-bit programs
+/// Linux does not check this, so the server must.
 #[test]
 fn inode_flags_are_those_of_the_owner() {
     let Some((fs, site, _)) = mounted().filter(|_| has_root() && has_program("perl")) else {
@@ -331,7 +334,7 @@ fn inode_flags_are_those_of_the_owner() {
 fn lock_of_an_open_file_description_ends_with_its_file() {
     let with_locks = mounted().filter(|(fs, ..)| fs.has_locks() && has_program("perl"));
     let Some((fs, site, _)) = with_locks else { return };
-    // `F_OFD_SETLK` with `F_RDLCK` for the whole file.
+    // The script calls fcntl(2) with `F_OFD_SETLK` to lock the whole file with `F_RDLCK`.
     let script = "open(F, '<', $ARGV[0]) or die; my $lock = pack('s s x4 q q i x4', 0, 0, 0, 0, 0);
         fcntl(F, 37, $lock) or die $!; print 'locked';";
     let mut perl = Command::new("perl");

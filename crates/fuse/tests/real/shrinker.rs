@@ -61,15 +61,15 @@ fn cache_returns_to_its_budget_when_the_load_ends() {
     for_each_file(&site, |directory, file| {
         fs::remove_file(path(directory, file)).expect("remove the file");
     });
-    // Each negative entry has 96 bytes. Those of the removed files may take 1/8 of the cache's
-    // budget of 2 MiB.
+    // Each negative entry has 96 bytes. The negative entries of the removed files may take 1/8 of
+    // the cache's budget of 2 MiB.
     site.wait_for("files were removed", |counters| {
         is_within_budget(counters) && counters.negatives <= (2 << 20) / 8 / 96
     });
     assert_eq!(site.counters().refused_forgets, 0);
 }
 
-/// A kernel with `FUSE_NOTIFY_PRUNE` must forget directories on request too. Trap P10.
+/// If the kernel has `FUSE_NOTIFY_PRUNE`, the server must make it forget directories too. Trap P10.
 #[test]
 fn deep_tree_does_not_outgrow_the_budget() {
     let Some(site) = site(256 << 10) else { return };
@@ -147,8 +147,8 @@ fn working_directory_keeps_its_path_under_pressure() {
     assert_eq!(line.trim_end(), inside.to_str().expect("the path is UTF-8"));
 }
 
-/// The back end must de-duplicate the attributes of three files, even if the kernel sends no
-/// further request.
+/// After the last request, the attributes of three files wait for their de-duplication. The
+/// de-duplication must happen even if no further request arrives.
 #[test]
 fn deferred_sharing_of_attributes_needs_no_request() {
     let fs = Arc::new(Tmpfs::new(TmpfsOptions::default()));

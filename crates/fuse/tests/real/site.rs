@@ -1,4 +1,5 @@
-//! At the end of a test, its mount and its directory are removed, even if the test fails.
+//! Mounts for tests. At the end of a test, its mount and its directory are removed, even if the
+//! test fails.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use corewalk_testkit::require::has_fuse;
 use rustix::mount::UnmountFlags;
 use tokio::runtime::Runtime;
 
-/// The mount of a hanging test is removed, because a process that waits for a hung server cannot be
-/// ended.
+/// Maximum time of a test. After that its mount is removed and the process ends. Without the
+/// removal, a process that waits for a hung server could not be ended.
 const TEST_LIMIT: Duration = Duration::from_secs(120);
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -43,7 +44,8 @@ pub(crate) struct Folder(PathBuf);
 pub(crate) struct Host(Folder);
 
 impl Site {
-    /// If mounting is not possible on this machine, prints a message and returns `None`.
+    /// Mounts `fs` on a new directory. If mounting is not possible on this machine, prints a
+    /// message and returns `None`.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Option<Site> {
         Site::with_threads(fs, options, MountOptions::default().threads)
     }
@@ -116,7 +118,8 @@ impl Drop for Site {
 }
 
 impl<F: AsyncFileSystem> AsyncSite<F> {
-    /// If mounting is not possible on this machine, prints a message and returns `None`.
+    /// Mounts `fs` on a new directory. If mounting is not possible on this machine, prints a
+    /// message and returns `None`.
     pub(crate) fn new(fs: Arc<F>, options: Options, with: &MountOptions) -> Option<AsyncSite<F>> {
         if !has_fuse() {
             return None;
@@ -202,14 +205,14 @@ impl Drop for Host {
     }
 }
 
-/// The environment variable `COREWALK_TRANSPORT` chooses the transport of all mounts.
+/// Returns the transport of all mounts, which the environment variable `COREWALK_TRANSPORT` sets.
 pub(crate) fn transport() -> Transport {
     std::env::var("COREWALK_TRANSPORT").map_or(Transport::Auto, |name| {
         Transport::from_name(&name).expect("COREWALK_TRANSPORT is a transport")
     })
 }
 
-/// If root runs the tests, all users may use the mount.
+/// Returns the options of a mount. If root runs the tests, all users may use the mount.
 pub(crate) fn mount_options() -> MountOptions {
     let mut options = MountOptions::default().with_transport(transport());
     if rustix::process::geteuid().is_root() {
@@ -218,7 +221,8 @@ pub(crate) fn mount_options() -> MountOptions {
     options
 }
 
-/// Requests through fuser cannot reach an asynchronous back end, so its tests then use the device.
+/// Returns the options of a mount with an asynchronous back end. fuser cannot serve such a back
+/// end, so the transport is then `/dev/fuse`.
 pub(crate) fn async_mount_options() -> MountOptions {
     match mount_options() {
         options if options.transport == Transport::Fuser => {
@@ -228,16 +232,16 @@ pub(crate) fn async_mount_options() -> MountOptions {
     }
 }
 
-/// The watchdog ends this process after [`TEST_LIMIT`], unless the returned value is dropped
-/// before.
+/// Starts a watchdog that ends this process after [`TEST_LIMIT`]. Dropping the returned value stops
+/// the watchdog.
 pub(crate) fn watch(point: &Path) -> Sender<()> {
     let (watched, ended) = channel();
     let point = point.to_owned();
     thread::spawn(move || {
         if ended.recv_timeout(TEST_LIMIT) == Err(RecvTimeoutError::Timeout) {
             eprintln!("a test hangs on {}", point.display());
-            // A waiting call would keep this process and the connection alive for ever, so force
-            // the unmount.
+            // Force the unmount. Otherwise a call that waits for the server would keep this process
+            // and the connection alive for ever.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             let _ = rustix::mount::unmount(&point, flags);
             std::process::exit(101);

@@ -15,8 +15,8 @@ use corewalk_fuse::{Options, Transport};
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
 
-/// 16 threads look up names, and each lookup takes 20 ms. The rate must be at least 90 % of the
-/// ideal one. The best of three runs counts, since the machine may be busy. Trap P6.
+/// 16 threads look up names, and each lookup takes 20 ms. The rate must be at least 90 % of 16
+/// lookups per 20 ms. The best of three runs counts, since the machine may be busy. Trap P6.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -27,7 +27,7 @@ fn slow_lookups_run_side_by_side() {
         }
     });
     // Over io_uring, each thread serves the requests of one processor. All 16 clients may run on
-    // the same processor, so each needs 16 threads.
+    // the same processor, so each processor needs 16 threads.
     let cpus = fuse_device::possible_cpus().map_or(1, usize::from);
     let threads = if transport() == Transport::Uring { 16 * cpus } else { 16 };
     let mounted = Site::with_threads(Arc::new(fs), Options::exclusive(), threads);
@@ -57,8 +57,8 @@ fn slow_lookups_run_side_by_side() {
     assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
 }
 
-/// Files below a directory are used while its rename takes 3 s. The best of three runs counts,
-/// since the machine may be busy. Trap P7.
+/// A rename of a directory takes 3 s, and must not delay calls on files below the directory. The
+/// best of three runs counts, since the machine may be busy. Trap P7.
 #[test]
 fn slow_rename_of_a_directory_delays_nothing_below_it() {
     let (began, has_begun) = channel();

@@ -102,7 +102,8 @@ impl Front {
         (front, answer)
     }
 
-    /// The node numbers of the request are symbols.
+    /// Sends a request to the server of this front. The node numbers in `request` are symbols,
+    /// which this method replaces by the numbers of the server.
     pub(super) fn send(&self, request: &Request, unique: u64) {
         let mut args = [&request.fixed[..], &request.rest].concat();
         for &at in &request.nodes {
@@ -182,8 +183,8 @@ fn open(server: &Arc<Server>, init: &[u8]) -> (Arc<Dispatcher>, Vec<u8>) {
     (Arc::new(Dispatcher::new(Arc::clone(server), &init)), answer)
 }
 
-/// Over io_uring the kernel splits each message. In the test, the length of the fixed arguments
-/// comes before the message, and the loop splits it.
+/// Serves messages in separate parts, as io_uring delivers them. The test sends the length of the
+/// fixed arguments before each message, so that this loop can split the message.
 fn serve_parts(dispatcher: &Arc<Dispatcher>, socket: &Arc<OwnedFd>) {
     let mut received = vec![0; MESSAGE_BYTES];
     let mut payload = vec![0; dispatcher.payload_bytes()];

@@ -1,4 +1,4 @@
-//! The structure of answers: where they have node numbers and times.
+//! The layout of answers, by which the test finds their node numbers and times.
 
 use corewalk::Errno;
 
@@ -91,7 +91,7 @@ pub(super) fn nodes(opcode: Opcode, body: &[u8]) -> Vec<usize> {
     nodes
 }
 
-/// Each server reads the clock at another instant, so times close to `now_secs` are set to 0.
+/// Sets times close to `now_secs` to 0, because each server reads the clock at another instant.
 pub(super) fn mask_times(opcode: Opcode, body: &mut [u8], now_secs: u64) {
     for attr in attributes(opcode, body) {
         for time in 0..3 {

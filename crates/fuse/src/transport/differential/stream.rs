@@ -26,7 +26,7 @@ pub(super) struct Request {
     pub(super) opcode: Opcode,
     pub(super) node: u64,
     pub(super) uid: u32,
-    /// Over io_uring, the fixed arguments arrive in a separate buffer.
+    /// The fixed arguments. Over io_uring, they arrive in a separate buffer.
     pub(super) fixed: Vec<u8>,
     pub(super) rest: Vec<u8>,
     pub(super) nodes: Vec<usize>,
@@ -211,8 +211,8 @@ impl Kernel {
         if self.rng.chance(1, 2) { self.dir() } else { self.file() }
     }
 
-    /// A server may keep a forgotten node in its cache for a while, so a wrong node number must be
-    /// one that was never used.
+    /// Returns a node number that the kernel does not hold. A server may keep a forgotten node in
+    /// its cache for a while, so the number must be one that was never used.
     fn wrong_node(&mut self) -> u64 {
         *self.rng.pick(&[UNKNOWN_NODE, 0, u64::MAX])
     }
@@ -325,7 +325,7 @@ impl Kernel {
         let max = *self.rng.pick(&[0, 10, 5000, 5000, 5000, 100_000]);
         let data = self.bytes(max);
         let write_flags = *self.rng.pick(&[0, 0, 1, 2, 4]);
-        // The flags of open(2) with and without `O_APPEND`.
+        // Two values of the open(2) flags without `O_APPEND`, and one with it.
         let flags = *self.rng.pick(&[1, 2, 0o2001]);
         let request = Request::new(Opcode::WRITE, self.file()).u64(self.file_handle());
         let request = request.u64(self.offset()).u32(data.len() as u32).u32(write_flags);
@@ -472,7 +472,7 @@ impl Kernel {
     }
 
     fn open(&mut self) -> Request {
-        // Reading, writing, both, with `O_TRUNC`, and for execve(2).
+        // The open(2) flags for reading, for writing, for both, with `O_TRUNC`, and for execve(2).
         let flags = *self.rng.pick(&[0, 1, 2, 0o1001, 0o1002, 0x20]);
         Request::new(Opcode::OPEN, self.file()).u32(flags).u32(0)
     }
@@ -542,8 +542,8 @@ impl Kernel {
         request.data(&data)
     }
 
-    /// `INTERRUPT` is not among the unknown opcodes, because fuser answers it and the other servers
-    /// do not always.
+    /// Returns a request with an opcode that the servers refuse. `INTERRUPT` is not among these
+    /// opcodes: fuser answers it, but the other servers may answer nothing.
     fn unknown(&mut self) -> Request {
         // The opcodes are file locks (31 to 33), bmap (37), poll (40), syncfs (50), and four that
         // no FUSE operation has.

@@ -1,5 +1,5 @@
-//! Each call is made twice. The second one shows an error if the kernel still uses the mode from
-//! before the first.
+//! The callers and the changes in the tests of privileges. Each change is made twice. The second
+//! call shows an error if the kernel still uses the mode from before the first one.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -18,9 +18,10 @@ pub(crate) const OWNER: u32 = 1000;
 pub(crate) const OTHER: u32 = 65534;
 pub(crate) const GROUP: u32 = 4242;
 const CAPABILITY: &str = "security.capability";
-/// `VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted.
+/// A value of the attribute `CAPABILITY`: `VFS_CAP_REVISION_2`, with `CAP_CHOWN` permitted.
 const VALUE: [u8; 20] = [0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// Version 2, and the entries `u::rwx`, `u:7:r`, `g::rx`, `m::rx`, `o::x`: mode 751.
+/// An ACL as the value of an extended attribute: version 2, and the entries `u::rwx`, `u:7:r`,
+/// `g::rx`, `m::rx`, `o::x`. The mode of a file with this ACL is 751.
 #[rustfmt::skip]
 const ACL: [u8; 44] = [
     2, 0, 0, 0,
@@ -61,7 +62,8 @@ pub(crate) const CALLERS: [Caller; 7] = [
     Caller { lacks: CapabilitySet::FOWNER, ..user(0, &[]) },
 ];
 
-/// Root has opened the file, so a caller without a right to open it can write.
+/// A change of the file at a path. The open file was opened by root, so a caller without the right
+/// to open it can write.
 type Change = fn(&Path, &File) -> io::Result<()>;
 
 const CHANGES: [(&str, Change); 20] = [
@@ -102,8 +104,8 @@ const CHANGES: [(&str, Change); 20] = [
     }),
 ];
 
-/// Calls fchown(2) without an owner and a group, as a 32-bit program does, or as a 64-bit program
-/// where the kernel runs no others.
+/// Calls fchown(2) without an owner and a group. Makes the call of a 32-bit program if the kernel
+/// runs such programs, otherwise that of a 64-bit program.
 fn fchown_32(file: &File) -> io::Result<()> {
     match corewalk_testkit::call32::fchown(file, u32::MAX, u32::MAX) {
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error()) => {
@@ -132,8 +134,9 @@ pub(crate) fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Se
     })
 }
 
-/// With the times, the kernel would fetch all attributes again, and the test would not notice an
-/// outdated mode in its cache.
+/// Returns the mode, the owner, the group and whether there are capabilities, as text. Does not ask
+/// for the times, because the kernel would then fetch all attributes again. The test would not
+/// notice an outdated mode in the kernel's cache.
 pub(crate) fn state(path: &Path) -> String {
     let wanted = StatxFlags::MODE | StatxFlags::UID | StatxFlags::GID;
     let now = statx(CWD, path, AtFlags::empty(), wanted).expect("the file exists");
