@@ -27,7 +27,8 @@ use crate::hostfs::{AclSupport, HostFs, magic, reopen};
 const SET_ID: u32 = S_ISUID | S_ISGID;
 
 impl HostFs {
-    /// The returned `has_acl` may be true for a file without an ACL, because the ACL is not read.
+    /// Returns the attributes of a file without reading its ACL. So `has_acl` may be true for a
+    /// file without an ACL.
     pub(crate) fn attr_maybe_acl(&self, fd: BorrowedFd<'_>) -> Result<Attr, Errno> {
         let status = self.status(fd, b"")?;
         let may_have_acl = self.has_acl(&status, || Ok(true))?;
@@ -41,8 +42,8 @@ impl HostFs {
         Ok(self.attr(&status, has_acl))
     }
 
-    /// The closure `ask` reads the ACL. It is not called if the file's type or the host file system
-    /// excludes ACLs.
+    /// Returns true if the file may have an ACL. Calls `ask`, which may read the ACL, unless the
+    /// file's type or the host file system excludes ACLs.
     pub(crate) fn has_acl(
         &self,
         status: &Statx,
@@ -99,8 +100,9 @@ impl HostFs {
         self.attr_of(fd)
     }
 
-    /// A client may truncate a file of mode 0400 that it has created and still has open. Opening
-    /// that file again for writing would fail, so the descriptor of the client's open file is used.
+    /// Returns a descriptor for truncating the file. If a client has the file open for writing,
+    /// returns the descriptor of that open file. For example, the client may have created the file
+    /// with mode 0400, so that a new open for writing would fail.
     fn writable(&self, node: Node<'_>, fd: BorrowedFd<'_>) -> Result<SharedFd, Errno> {
         if let Some(open) = self.descriptors.get_writable(node.ino()) {
             return Ok(open);
@@ -146,7 +148,7 @@ pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> R
     chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
 }
 
-/// The file must not be a symbolic link.
+/// Sets the mode of a file that is not a symbolic link. `fd` may be an `O_PATH` descriptor.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     let mode = Mode::from_raw_mode(mode & !S_IFMT);
     match fchmod(fd, mode) {

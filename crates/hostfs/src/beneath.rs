@@ -6,9 +6,9 @@
 //!
 //! openat2(2) makes these checks in the kernel. Without openat2(2) (before Linux 5.6, or behind a
 //! filter of system calls), each component is opened with `O_NOFOLLOW` from the directory before
-//! it. Then the root of another mount is not noticed.
+//! it. These opens do not notice the root of another mount.
 //!
-//! A path longer than `PATH_MAX` is resolved in pieces. Between two pieces, another program may
+//! A path longer than `PIECE_MAX` is resolved in pieces. Between two pieces, another program may
 //! move the directory that was reached, even out of the root. So the caller checks the inode number
 //! of the file.
 //!

@@ -12,7 +12,8 @@
 //!
 //! The clock algorithm may evict the descriptor of an orphan that no client has open. The host may
 //! then give its inode number to a new file. If the new file becomes an orphan too, the `forget` of
-//! the first one drops the descriptor of the second, since it gets only the number.
+//! the first one drops the descriptor of the second. The reason is that `forget` gets only the
+//! inode number.
 //!
 //! # Locks
 //! One mutex protects all kinds of descriptors. While it is held, no other lock is taken, and no
@@ -56,10 +57,11 @@ impl Shares {
 }
 
 pub(crate) struct Descriptors {
-    /// Protected by its own mutex. No descriptor is opened or closed while the mutex is held.
+    /// The kept descriptors. Protected by its own mutex. No descriptor is opened or closed while
+    /// the mutex is held.
     kept: Mutex<Kept>,
-    /// Parallel calls may together exceed the maximum, since each call checks it before it opens
-    /// its file.
+    /// Maximum number of open files. Parallel calls may together exceed it, since each call checks
+    /// it before it opens its file.
     open_max: usize,
     next_handle: AtomicU64,
 }
@@ -76,8 +78,8 @@ struct Open {
     fd: SharedFd,
 }
 
-/// The clock algorithm evicts the first slot without a mark. Each use of a descriptor marks its
-/// slot.
+/// A cache of at most `max` descriptors, by inode number. Each use of a descriptor marks its slot.
+/// In a full cache, the clock algorithm evicts the first slot without a mark.
 struct Recent {
     max: usize,
     hand: usize,
@@ -118,7 +120,8 @@ impl Descriptors {
         drop(evicted);
     }
 
-    /// Calls on a removed inode use this descriptor until the cache forgets the inode.
+    /// Keeps the descriptor of an inode that loses its last name. Calls on the inode use this
+    /// descriptor until the cache forgets the inode.
     pub(crate) fn keep_orphan(&self, ino: u64, fd: SharedFd) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.insert(ino, fd));
@@ -126,14 +129,15 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Called when the inode has a name after all: its removal has failed, or a link to it was
-    /// made.
+    /// Drops the orphan descriptor of an inode that has a name after all: its removal has failed,
+    /// or a link to it was made.
     pub(crate) fn adopt_orphan(&self, ino: u64) {
         let orphan = self.kept.lock().orphans.remove(ino);
         drop(orphan);
     }
 
-    /// Called when the dentry cache has forgotten the inode. Open files keep their descriptors.
+    /// Drops the descriptors of an inode that the dentry cache has forgotten, except those of open
+    /// files.
     pub(crate) fn forget(&self, ino: u64) {
         let mut kept = self.kept.lock();
         let gone = (kept.reusable.remove(ino), kept.orphans.remove(ino), kept.fresh.remove(&ino));
@@ -141,19 +145,20 @@ impl Descriptors {
         drop(gone);
     }
 
-    /// Called when the process has no free descriptor.
+    /// Closes all reusable descriptors, for a process that has no free descriptor.
     pub(crate) fn drop_reusable(&self) {
         let all = self.kept.lock().reusable.take();
         drop(all);
     }
 
-    /// The `open` call of the client that created the file takes this descriptor.
+    /// Keeps the descriptor of a new file for the `open` call of the client that created the file.
     pub(crate) fn keep_fresh(&self, ino: u64, access: OFlags, fd: OwnedFd) {
         let replaced = self.kept.lock().fresh.insert(ino, (access, fd));
         drop(replaced);
     }
 
-    /// Returns `None` unless the descriptor was opened with `access`.
+    /// Takes the fresh descriptor of a file. Returns `None` if there is none, or if it was opened
+    /// with an access mode other than `access`.
     pub(crate) fn take_fresh(&self, ino: u64, access: OFlags) -> Option<OwnedFd> {
         let mut kept = self.kept.lock();
         // Another client may open the new file first, with another access mode. Such a client must
@@ -162,7 +167,8 @@ impl Descriptors {
         kept.fresh.remove(&ino).map(|(_, fd)| fd)
     }
 
-    /// `lock_files` is the number of open files that carry locks.
+    /// Checks that one more file may be opened. `lock_files` is the number of open files that carry
+    /// locks.
     ///
     /// # Errors
     /// `ENFILE` if the server has as many open files as the limit allows. `EMFILE` would wrongly
@@ -209,8 +215,8 @@ impl Recent {
         Some(Arc::clone(&slot.fd))
     }
 
-    /// The caller drops the returned descriptor after it has unlocked the mutex: closing a file may
-    /// block.
+    /// Inserts a descriptor, and returns one that is no longer kept, if any. The caller drops the
+    /// returned descriptor after it has unlocked the mutex, because closing a file may block.
     fn insert(&mut self, ino: u64, fd: SharedFd) -> Option<SharedFd> {
         if self.max == 0 {
             return Some(fd);

@@ -19,7 +19,8 @@ use std::collections::HashMap;
 use corewalk_base::Mutex;
 use foldhash::fast::RandomState;
 
-/// An insertion into the full cache first drops all of them.
+/// Maximum number of directories in the cache. An insertion into the full cache first drops all of
+/// them.
 const DIRECTORIES_MAX: usize = 256;
 
 #[derive(Default)]
@@ -28,7 +29,8 @@ pub(crate) struct DirectoryPaths {
 }
 
 impl DirectoryPaths {
-    /// The directory may have moved since the call of `note`.
+    /// Returns the inode number of the directory at `path`, as passed to `note`. The directory may
+    /// have moved since then.
     pub(crate) fn get(&self, path: &[u8]) -> Option<u64> {
         self.by_path.lock().get(path).copied()
     }

@@ -23,7 +23,8 @@ use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, reopen};
 
 impl HostFs {
-    /// Only regular files need an open file on the host. Others get handle 0.
+    /// Opens a file for a client. Only a regular file needs an open file on the host. Any other
+    /// file gets handle 0.
     pub(crate) fn open_file(&self, node: Node<'_>, flags: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
@@ -107,7 +108,8 @@ impl HostFs {
         self.with_file(node, OFlags::WRONLY, |file| put_all(file, bytes, end, put_at_end))
     }
 
-    /// The host may share the blocks between both files.
+    /// Copies a range of one file into another file by copy_file_range(2). The host may let both
+    /// files share the blocks.
     pub(crate) fn copy_range(
         &self,
         from: (Node<'_>, u64),
@@ -160,7 +162,8 @@ impl HostFs {
         self.with_file(node, OFlags::RDONLY, |file| ioctl_setflags(file, flags))
     }
 
-    /// No other call uses the file offset of the descriptor, so lseek(2) may move it.
+    /// Finds the next data or the next hole by lseek(2). The call may move the file offset of the
+    /// descriptor, because no other call uses that offset.
     pub(crate) fn find_data(&self, node: Node<'_>, offset: u64, what: Seek) -> Result<u64, Errno> {
         let from = match what {
             Seek::Data => SeekFrom::Data(offset),
@@ -170,7 +173,8 @@ impl HostFs {
     }
 }
 
-/// Returns fewer than `bytes.len()` only if a call fails after an earlier one has succeeded.
+/// Writes `bytes` by repeated calls of `put`. Returns fewer than `bytes.len()` only if a call
+/// writes nothing, or fails after an earlier one has succeeded.
 fn put_all(
     file: &SharedFd,
     bytes: &[u8],
@@ -194,8 +198,8 @@ fn put_at(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     pwrite(file, bytes, offset)
 }
 
-/// If the host does not know `RWF_APPEND`, writes at `offset`: the end of the file that the client
-/// has sent.
+/// Writes at the end of the file. If the host does not know `RWF_APPEND`, writes at `offset`, which
+/// the client has sent as the end of the file.
 fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno> {
     match pwritev2(file, &[IoSlice::new(bytes)], offset, ReadWriteFlags::APPEND) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => pwrite(file, bytes, offset),
@@ -203,8 +207,8 @@ fn put_at_end(file: &SharedFd, bytes: &[u8], offset: u64) -> Result<usize, Errno
     }
 }
 
-/// The host refuses `O_NOATIME` if the file belongs to another user. The file is then opened
-/// without it.
+/// Calls `open` with `O_NOATIME` if `atime` is `Never`. If the host refuses the flag, because the
+/// file belongs to another user, calls `open` without it.
 pub(crate) fn open_with_atime<R>(
     atime: Atime,
     open: impl Fn(OFlags) -> Result<R, Errno>,
@@ -218,8 +222,8 @@ pub(crate) fn open_with_atime<R>(
     }
 }
 
-/// Only the access mode is used: reads and writes pass their offset, and appending, creation and
-/// truncation have calls of their own.
+/// Returns the access mode in `flags`. No other flag is used: reads and writes pass their offset,
+/// and appending, creation and truncation have calls of their own.
 pub(crate) fn access_of(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE
 }

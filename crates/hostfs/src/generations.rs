@@ -27,19 +27,22 @@ use corewalk_base::Mutex;
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
 use foldhash::fast::RandomState;
 
-/// The low bits of a generation count the inodes with the same number and time of creation.
+/// Number of low bits of a generation that count the inodes with the same number and time of
+/// creation.
 const COUNT_BITS: u32 = 12;
-/// At the maximum, old records are dropped ([`YOUNG_US`]), or all records if none is old.
+/// Maximum number of recorded removals. When it is reached, records of inodes older than
+/// [`YOUNG_US`] are dropped. If no inode is that old, all records are dropped.
 const YOUNG_DEAD_MAX: usize = 4096;
-/// Age in microseconds in which every clock ticks at least once.
+/// Maximum age in microseconds of an inode whose removal is recorded. Every clock ticks within this
+/// time. So a new inode cannot have the time of creation of an older removed one.
 const YOUNG_US: u64 = 1_000_000;
 
 #[derive(Default)]
 pub(crate) struct Generations {
     /// Protected by its own mutex.
     known: Mutex<Known>,
-    /// True if `counts` is not empty; otherwise a call need not lock `known`. Set under the mutex
-    /// of `known`, and never cleared.
+    /// True if `counts` is not empty. While it is false, a call finds out without the mutex of
+    /// `known` that there is no count. Set under that mutex, and never cleared.
     has_counts: AtomicBool,
 }
 

@@ -19,8 +19,8 @@
 //! # Refused calls
 //! - Opening a handle fails with `ESTALE` if the process has no `CAP_DAC_READ_SEARCH`, or if the
 //!   layout of the handles is unknown.
-//! - On tmpfs and XFS, finding a file by its inode number without a generation fails with `ESTALE`,
-//!   since these file systems check the generation in a handle.
+//! - On tmpfs and XFS, finding a file by its inode number without a generation fails with `ESTALE`.
+//!   These file systems check the generation in a handle.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/libfs.c` (`generic_encode_ino32_fh`), `mm/shmem.c`
 //! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`.
@@ -42,20 +42,22 @@ use crate::beneath::no_follow;
 use crate::descriptors::SharedFd;
 use crate::hostfs::{HostFs, magic, stat_fd};
 
-/// Between the two system calls, another program may replace the file.
+/// Maximum number of times that the status and the generation of a file are read. They take two
+/// system calls, and another program may replace the file between them.
 const TRIES_MAX: u32 = 16;
 const DEPTH_MAX: u32 = 1 << 16;
 const PARENT: &[u8] = b"..";
 
 pub(crate) struct Handles {
-    /// The template for the handles of other files.
+    /// The handle of the root directory. The handle of another file is a copy of it with another
+    /// inode number and generation.
     root: FileHandle,
     layout: Option<Layout>,
     /// True if the root directory is the root of the whole host file system. Then every file is
     /// beneath it.
     is_whole: bool,
-    /// Generations of files without a name in the dentry cache, by inode number. Protected by its
-    /// own mutex.
+    /// The number and the generation of each inode that `attr_by_number` has found. A call needs
+    /// the generation if the dentry cache has no path of the inode. Protected by its own mutex.
     nameless: Mutex<HashMap<u64, u32, RandomState>>,
 }
 
@@ -102,10 +104,12 @@ impl Layout {
         }
     }
 
-    /// Returns `None` if the host checks the generation in a handle and `generation` is `None`.
+    /// Builds the handle of inode `ino` from the handle of the root directory. Returns `None` if
+    /// `ino` is too large for the layout. Also returns `None` if the host checks the generation in
+    /// a handle and `generation` is `None`.
     ///
-    /// Ext4-like file systems and btrfs do not check generation 0, so a handle with it opens the
-    /// inode with any generation.
+    /// Ext4-like file systems and btrfs do not check generation 0. So a handle with generation 0
+    /// opens the inode with any generation.
     fn handle(self, root: &FileHandle, ino: u64, generation: Option<u32>) -> Option<FileHandle> {
         let any = matches!(self, Layout::Short | Layout::Btrfs).then_some(0);
         let mut bytes = root.bytes().to_vec();
@@ -127,7 +131,8 @@ impl Handles {
         Some(Handles { root, layout, is_whole: is_whole(fd), nameless: Mutex::default() })
     }
 
-    /// Returns `None` if the handle belongs to an inode other than `ino`.
+    /// Returns the generation in `handle`, or `None` if the handle belongs to an inode other than
+    /// `ino`.
     fn generation(&self, handle: &FileHandle, ino: u64) -> Option<u32> {
         let layout = self.layout.filter(|_| {
             handle.kind() == self.root.kind() && handle.bytes().len() == self.root.bytes().len()
@@ -187,7 +192,8 @@ impl HostFs {
         }
     }
 
-    /// Returns false for a later inode that has the same number as `node`.
+    /// Returns true if the file `name`, or `dir` if `name` is empty, is the inode of `node`. A
+    /// later inode with the same number has another generation, so it is not.
     pub(crate) fn is_node(
         &self,
         node: Node<'_>,
@@ -222,15 +228,16 @@ impl HostFs {
         Ok(self.attr(&status, has_acl).with_generation(generation))
     }
 
-    /// Works only for an inode that `attr_by_number` has found before.
+    /// Opens an inode by its number, for a call without a path of the inode. Fails with `ESTALE`
+    /// unless `attr_by_number` has found the inode before.
     pub(crate) fn open_nameless(&self, ino: u64) -> Result<OwnedFd, Errno> {
         let handles = self.handles.as_ref().ok_or(Errno::STALE)?;
         let generation = handles.nameless.lock().get(&ino).copied();
         self.open_number(ino, Some(generation.ok_or(Errno::STALE)?))
     }
 
-    /// Called when another program has moved the inode. Returns `None` if it is not found beneath
-    /// the root directory.
+    /// Opens an inode that another program has moved, by its file handle. Returns `None` if the
+    /// inode is not found beneath the root directory.
     ///
     /// # Errors
     /// `ENFILE`, `ENOMEM`, `EIO`.
@@ -307,7 +314,8 @@ impl HostFs {
         Ok(false)
     }
 
-    /// `/proc` shows the path of an open file. Opening that path must yield the same inode number.
+    /// Returns true if the path that `/proc` shows for the open file leads to the same inode
+    /// number, beneath the root directory.
     fn has_path_beneath(&self, fd: BorrowedFd<'_>) -> Result<bool, Errno> {
         let shown = |fd| readlinkat(CWD, magic(fd), Vec::new()).map(std::ffi::CString::into_bytes);
         let (path, root) = (shown(fd)?, shown(self.root.as_fd())?);

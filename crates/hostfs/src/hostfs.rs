@@ -63,12 +63,12 @@ pub struct HostFsOptions {
     /// `reusable`, `orphans` and `reserved` are reduced.
     pub reserved: usize,
     /// Selects the reads that set the access time. With `Never`, files are opened with `O_NOATIME`
-    /// if the host permits that flag: the server's user must own the file, or the server must have
+    /// if the host permits that flag. It does if the server's user owns the file, or the server has
     /// `CAP_FOWNER`. With any other value, the mount options of the host decide.
     pub atime: AtimePolicy,
-    /// True if the host manages the locks of fcntl(2) and flock(2), so that clients of the mount
-    /// and other programs on the host exclude each other. False, the default, if the kernel of the
-    /// clients manages them for this mount alone, which is faster.
+    /// True if the host manages the locks of fcntl(2) and flock(2). Then clients of the mount and
+    /// other programs on the host exclude each other. False, the default, if the kernel of the
+    /// clients manages the locks for this mount alone, which is faster.
     pub host_locks: bool,
 }
 
@@ -106,7 +106,7 @@ impl Default for HostFsOptions {
 pub struct HostFs {
     pub(crate) root: SharedFd,
     pub(crate) root_ino: u64,
-    /// Files on other devices are refused with `EXDEV`.
+    /// The device of the root directory. Calls on files of other devices fail with `EXDEV`.
     pub(crate) device: (u32, u32),
     resolver: Resolver,
     pub(crate) descriptors: Descriptors,
@@ -130,7 +130,7 @@ enum Reach {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AclSupport {
     Yes,
-    /// Reading an ACL fails with `EOPNOTSUPP`.
+    /// The host file system has no ACLs: reading an ACL fails with `EOPNOTSUPP`.
     No,
 }
 
@@ -144,7 +144,7 @@ impl HostFs {
     pub fn new(root: &Path, options: HostFsOptions) -> Result<HostFs, Errno> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match open(root, flags, Mode::empty()) {
-            // A directory that cannot be read may still be searched.
+            // A directory that cannot be read may still be searched, so open it with `O_PATH`.
             Err(Errno::ACCESS) => open(root, flags | OFlags::PATH, Mode::empty())?,
             opened => opened?,
         };
@@ -183,8 +183,8 @@ impl HostFs {
     /// `O_PATH` one.
     ///
     /// # Errors
-    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode (see
-    /// guarantee H.1: a call never uses a wrong file). `ENFILE` if the process has no descriptor
+    /// `ESTALE` if neither a path in the dentry cache nor the file handle leads to the inode. See
+    /// guarantee H.1: a call never uses a wrong file. `ENFILE` if the process has no descriptor
     /// left.
     pub(crate) fn at(&self, node: Node<'_>) -> Result<SharedFd, Errno> {
         let ino = node.ino();
@@ -211,7 +211,8 @@ impl HostFs {
         self.descriptors.get(ino).ok_or(Errno::STALE)
     }
 
-    /// Fails unless `attr_by_number` has found the inode before.
+    /// Opens an inode by its number, for a call without a path of the inode, and keeps the
+    /// descriptor. Fails unless `attr_by_number` has found the inode before.
     fn nameless(&self, ino: u64) -> Result<SharedFd, Errno> {
         let fd = Arc::new(self.open_nameless(ino)?);
         self.descriptors.keep(ino, Arc::clone(&fd));
@@ -273,8 +274,9 @@ impl HostFs {
         }
     }
 
-    /// Reading by name needs only a descriptor of the directory, which serves all its files.
-    /// `has_acl` may be true for an inode without an ACL.
+    /// Returns the attributes of an inode. If no descriptor of it is kept, reads them by name,
+    /// which needs only a descriptor of the directory. The ACL is not read, so `has_acl` may be
+    /// true for an inode without an ACL.
     ///
     /// # Errors
     /// The errors of [`HostFs::at`] and [`HostFs::status`].
@@ -310,8 +312,9 @@ impl HostFs {
         }
     }
 
-    /// Another program may have replaced the directory at `path`. So the caller checks the inode
-    /// number of each file that it finds there.
+    /// Returns a descriptor of the directory at `path`, or `None` if it cannot be opened. Another
+    /// program may have replaced the directory. So the caller checks the inode number of each file
+    /// that it finds there.
     fn directory(&self, path: &[u8]) -> Option<SharedFd> {
         if let Some(ino) = self.directory_paths.get(path)
             && let Some(fd) = self.descriptors.get(ino)
@@ -464,7 +467,8 @@ impl FileSystem for HostFs {
         true
     }
 
-    /// The kernel would open a backing file again, without `O_NOATIME`.
+    /// Returns false if files are opened with `O_NOATIME`, because the kernel would open a backing
+    /// file again without that flag.
     fn has_backing_files(&self) -> bool {
         self.atime.others != Atime::Never
     }

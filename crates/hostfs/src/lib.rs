@@ -9,11 +9,11 @@
 //! - `beneath` resolves a path so that no symbolic link and no rename lead out of the root.
 //! - `descriptors` keeps descriptors of recently used inodes, of open files, and of files that were
 //!   unlinked while in use. A call with a kept descriptor needs no path.
-//! - Any other call uses a path from the cache, which stays valid until the call returns: a rename
+//! - Any other call uses a path from the cache, which stays valid until the call returns. A rename
 //!   of a directory in the path waits for the call (rule F.6 of `FileSystem`).
 //! - `directory_paths` maps paths to open directories, to read attributes of their files by name.
-//! - `handles` uses the host's file handles to find a file by its number, and to notice that a
-//!   number was reused (trap P11 in `traps.md`). Without file handles, `generations` notices that.
+//! - `handles` finds a file by its number with the host's file handles, and notices that a number
+//!   was reused (trap P11 in `traps.md`). Without file handles, `generations` notices that.
 //! - The other modules have the operations, which return the errors of the host.
 //!
 //! # Guarantees

@@ -12,7 +12,7 @@
 //! - Offset 2^63 - 1, the end of a directory in ext4 and btrfs, since the FUSE server adds 2 to
 //!   each cookie.
 //!
-//! Instead, these two offsets get cookies just below 2^63 - 1 that no host file system uses: the
+//! Instead, these two offsets get cookies just below 2^63 - 1 that no host file system uses. The
 //! hashes of ext4 end at 2^63 - 2^32 - 1.
 //!
 //! Source: getdents64(2). Other servers have listings that skip or repeat entries while the
@@ -72,7 +72,7 @@ impl HostFs {
 
 fn open_to_list(dir: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
     match openat(dir, c".", flags | OFlags::DIRECTORY | no_follow(), Mode::empty()) {
-        // A directory that cannot be searched may still be read.
+        // A directory that cannot be searched may still be read. So open it by its path in `/proc`.
         Err(Errno::ACCESS) => reopen(dir, flags | OFlags::DIRECTORY),
         opened => opened,
     }

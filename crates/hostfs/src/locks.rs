@@ -42,7 +42,8 @@ impl HostFs {
         node: Node<'_>,
         lock: &FileLock,
     ) -> Result<Option<FileLock>, Errno> {
-        // `F_GETLK` finds the locks of other owners through any open file of the inode.
+        // `F_GETLK` finds the locks of all other owners. It works with any open file of the inode,
+        // so open one if this owner has none.
         let file = match self.locks.get((node.ino(), lock.owner)) {
             Some(file) => file,
             None => Arc::new(self.reopen_file(&*self.at(node)?, OFlags::RDONLY)?),
@@ -96,7 +97,8 @@ impl HostFs {
         is_flock: bool,
     ) -> Result<(), Errno> {
         if !is_flock {
-            // Dropping the last reference closes the open file, which ends the owner's locks.
+            // The drop of the last reference to the open file closes it, which ends the owner's
+            // locks.
             drop(self.locks.files.lock().remove(&(node.ino(), owner)));
             return Ok(());
         }

@@ -51,7 +51,8 @@ impl HostFs {
         let kind = FileKind::from_mode(what.mode).ok_or(Errno::INVAL)?;
         let mode = self.first_mode(what);
         if what.open.is_some() && kind == FileKind::Regular {
-            // Check the limit before the file is created, like open(2).
+            // Check the limit of open files before the file is created. Then a failed call leaves
+            // no file behind, as with open(2).
             self.check_open_limit()?;
         }
         let flags =
@@ -209,7 +210,8 @@ impl HostFs {
         }
     }
 
-    /// Does nothing if the file has other names.
+    /// Keeps a descriptor of a file that is about to lose its last name. Does nothing if the file
+    /// has other names.
     fn keep_before_removal(&self, status: &Statx, fd: Option<SharedFd>) -> Last {
         let is_dir = u32::from(status.stx_mode) & S_IFMT == corewalk::attr::mode::S_IFDIR;
         if status.stx_nlink > 1 && !is_dir {
@@ -243,7 +245,8 @@ fn open_path(dir: BorrowedFd<'_>, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat(dir, name.as_bytes(), OFlags::PATH | no_follow(), Mode::empty())
 }
 
-/// A directory is opened for reading if its mode permits that, and any other file with `O_PATH`.
+/// Opens a file that was just created: a directory for reading if its mode permits that, and any
+/// other file with `O_PATH`.
 fn open_made(dir: BorrowedFd<'_>, name: Name<'_>, kind: FileKind) -> Result<OwnedFd, Errno> {
     if kind == FileKind::Directory {
         let flags = OFlags::DIRECTORY | no_follow();

@@ -22,7 +22,8 @@ use crate::attributes::chmod;
 use crate::hostfs::{HostFs, magic};
 
 const XATTR_SIZE_MAX: usize = 65536;
-/// Most values and lists of names fit into this buffer, which is tried first.
+/// Size in bytes of the first buffer for a value or a list of names. Most of them fit into it, and
+/// the others need a second call with a larger buffer.
 const USUAL_BYTES: usize = 256;
 
 impl HostFs {

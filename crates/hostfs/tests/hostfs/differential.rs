@@ -93,8 +93,8 @@ fn directly(root: &Path, op: Op) -> Result<(), Errno> {
     result.map_err(|error: io::Error| Errno::from_io_error(&error).expect("the error has an errno"))
 }
 
-/// The `Vfs` checks the arguments in another order than the host. In a mount the kernel makes these
-/// checks first.
+/// Returns true if the two results differ only because the `Vfs` checks the arguments in another
+/// order than the host. In a mount the kernel makes these checks first.
 fn is_order_of_checks(op: Op, mine: Result<(), Errno>, right: Result<(), Errno>) -> bool {
     let both = (mine.err(), right.err());
     match op {

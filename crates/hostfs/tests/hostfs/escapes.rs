@@ -33,8 +33,8 @@ fn symbolic_links_are_followed_in_the_namespace() {
     }
 }
 
-/// The dentry cache still knows the replaced directory, so a call by its path must not follow the
-/// link.
+/// Another program replaces a directory by a symbolic link. The dentry cache still knows the
+/// directory, so a call by its path must not follow the link.
 #[test]
 fn directory_replaced_by_a_link_leads_nowhere() {
     let (dir, outside) = (TempDir::new(), TempDir::new());
@@ -151,7 +151,8 @@ fn directory_moved_out_and_back_leads_to_no_file_outside() {
     assert_eq!(fs::read(outside.join("d/e/f")).unwrap(), b"12345678");
 }
 
-/// Between the change of the host and that of the dentry cache, no call may use the old path.
+/// A rename changes the host first, and then the dentry cache. In between, no call may use the old
+/// path.
 #[test]
 fn renames_through_the_namespace_make_no_file_stale() {
     let _watchdog = Watchdog::start("renames through the namespace", Duration::from_secs(120));
@@ -183,7 +184,7 @@ fn renames_through_the_namespace_make_no_file_stale() {
 
 #[test]
 fn other_file_systems_below_the_root_are_not_entered() {
-    // Expect another file system at `/proc`, as on every Linux host.
+    // The test needs another file system at `/proc`, as on every Linux host.
     let vfs = over("/".as_ref());
     assert_eq!(walk(&vfs, "proc").err(), Some(Errno::XDEV));
     assert!(walk(&vfs, "usr").is_ok());

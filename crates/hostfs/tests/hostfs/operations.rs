@@ -39,8 +39,8 @@ fn made_files_are_on_the_host_with_owner_and_mode() {
     assert_eq!(list(&vfs, "d", 1).unwrap(), ["f", "l", "p"]);
 }
 
-/// The host refuses to truncate a running program, and to set a size that does not fit into an
-/// `i64`.
+/// A truncation that the host refuses must change no attribute. The host refuses to truncate a
+/// running program, and to set a size that does not fit into an `i64`.
 #[test]
 fn truncation_that_fails_changes_nothing() {
     let dir = TempDir::new();
@@ -309,7 +309,8 @@ fn rename_modes_are_those_of_the_host() {
     assert!(!dir.join("d").exists());
 }
 
-/// The two inodes may be created within one tick of the host's clock. Trap P11.
+/// No two inodes may have the same number and generation, even if they are created within one tick
+/// of the host's clock. Trap P11.
 #[test]
 fn number_and_generation_never_repeat() {
     let dir = TempDir::new();

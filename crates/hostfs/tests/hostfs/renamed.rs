@@ -63,8 +63,8 @@ fn held_directory_renamed_on_the_host_is_found_by_its_handle() {
     assert_eq!(names, ["file", "new", "sub"]);
 }
 
-/// The file handle alone would still open the directory: a handle reaches any file of the host's
-/// file system.
+/// A directory that was moved out of the root must not be reached any more. Its file handle alone
+/// would still open it: a handle reaches any file of the host's file system.
 #[test]
 fn held_directory_moved_out_of_the_root_is_stale() {
     let dir = TempDir::new();

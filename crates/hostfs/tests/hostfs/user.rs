@@ -40,8 +40,8 @@ fn as_user_with(prepare: impl FnOnce(&Path), call: impl FnOnce(&Path) + Send) {
     });
 }
 
-/// Only the owner may call chmod(2), so the server must let the truncation clear set-user-ID and
-/// set-group-ID.
+/// A user may truncate a file of another user, but must not call chmod(2) on it. So the server must
+/// let the truncation clear set-user-ID and set-group-ID.
 #[test]
 fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     if !has_root() {
@@ -65,8 +65,8 @@ fn file_of_another_user_is_truncated_and_loses_set_user_id() {
     });
 }
 
-/// cp(1) truncates through its open descriptor when a copied file ends with a hole, even if the
-/// mode forbids a new open.
+/// A truncation through an open descriptor must succeed even if the mode forbids a new open. cp(1)
+/// makes such a call when a copied file ends with a hole.
 #[test]
 fn open_file_is_truncated_without_the_right_to_reopen_it() {
     as_user(|path| {
