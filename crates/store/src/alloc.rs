@@ -12,13 +12,13 @@
 //! - A large request takes its blocks from the tree.
 //!
 //! # Invariants
-//! - A.1: a block is in exactly one of four places: the tree of free runs, the window of a shard,
-//!   an extent of a file, or the list of blocks that a transaction frees. A freed block is
+//! - A.1: a block is in exactly one of four places. They are the tree of free runs, the window of a
+//!   shard, an extent of a file, and a transaction's list of freed blocks. A freed block is
 //!   allocated again only after the commit that removes its old extent is durable (see `journal`).
 //!
 //! # Locks
-//! Each window (the run of free blocks that some threads have reserved) has a mutex, which is
-//! locked before that of the tree of free runs. No other lock is taken under either of them.
+//! Each window has a mutex, and the tree has one. A thread locks the mutex of a window before the
+//! mutex of the tree. While a thread holds these mutexes, it takes no other lock.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,8 @@ const WINDOW_BLOCKS: u64 = 256;
 /// Requests for at least this many blocks are served from the tree of all free runs, not from a
 /// window.
 const LARGE_BLOCKS: u64 = 64;
-/// Maximum number of free runs that a search examines before the device grows.
+/// Maximum number of free runs that one search of the tree examines. It bounds the time of a
+/// search.
 const EXAMINED_RUNS: usize = 8;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +44,8 @@ pub(crate) struct Run {
 pub(crate) struct Allocator {
     /// Protected by its own mutex.
     windows: Box<[OwnLine<Mutex<Run>>]>,
-    /// Protected by its own mutex, which is locked after the mutex of a window.
+    /// The runs of free blocks that are in no window. Protected by its own mutex, which is locked
+    /// after the mutex of a window.
     tree: Mutex<Tree>,
 }
 
@@ -56,7 +58,8 @@ struct Tree {
 }
 
 impl Allocator {
-    /// `used` yields the allocated runs in ascending order and without overlaps.
+    /// Makes the allocator at a mount. `used` yields the allocated runs in ascending order and
+    /// without overlaps. The blocks between them are free.
     pub(crate) fn new(used: impl IntoIterator<Item = Run>) -> Allocator {
         let mut tree = Tree::default();
         for run in used {
@@ -69,7 +72,8 @@ impl Allocator {
         Allocator { windows, tree: Mutex::new(tree) }
     }
 
-    /// A large request gets the blocks at `goal`, if that block is free.
+    /// Allocates a run of at most `wanted` blocks. The run of a large request begins at the block
+    /// `goal`, if that block is free.
     pub(crate) fn take(&self, goal: Option<u64>, wanted: u64) -> Run {
         if wanted >= LARGE_BLOCKS {
             return self.tree.lock().take(goal, wanted);
@@ -83,7 +87,8 @@ impl Allocator {
         run
     }
 
-    /// No durable extent may still contain one of the blocks.
+    /// Makes the blocks of `run` free again. The caller ensures that no durable extent contains one
+    /// of them.
     pub(crate) fn give(&self, run: Run) {
         if run.len > 0 {
             self.tree.lock().give(run);

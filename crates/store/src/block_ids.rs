@@ -1,11 +1,12 @@
 //! Allocation of ids for attribute blocks.
 //!
-//! An id belongs to an attribute block. The ids of freed blocks are reused before new ids are
-//! handed out. Each shard of threads has its own list of free ids, so that threads do not contend.
+//! Each attribute block has an id. The ids of freed blocks are reused before new ids are handed
+//! out. The threads are divided into shards, and each shard has its own list of free ids. So
+//! threads do not contend.
 //!
-//! If the list of its shard is empty, a thread takes over the list of another shard. Otherwise a
-//! thread that only frees ids would make its list grow without bound. The thread that runs deferred
-//! de-duplication is such a thread.
+//! A thread whose shard has an empty list takes over the list of another shard. This is needed
+//! because the thread that runs deferred de-duplication only frees ids. Otherwise its list would
+//! grow without bound.
 //!
 //! # Invariants
 //! - U.1: an id was never used, or is in exactly one list of free ids, or belongs to one block. The
@@ -30,7 +31,7 @@ pub(crate) struct BlockIds {
 struct List {
     /// Protected by its own mutex.
     numbers: Mutex<Vec<u64>>,
-    /// Stored under the mutex of `numbers`, but loaded without it.
+    /// Number of ids in `numbers`. Stored under the mutex of `numbers`, but loaded without it.
     len: AtomicU64,
 }
 

@@ -22,13 +22,14 @@
 //! - K.2: a block has at most as many users as the index allows.
 //! - K.3: a block without users has no records, and is not in the index. Otherwise an inode could
 //!   find the block there while its last user frees it (trap T34 in `traps.md`).
-//! - K.4: a change in place searches for the new content before the block has it, or it could find
-//!   the block itself (trap T38). During the change, the block is out of the index.
+//! - K.4: a change of a block in place first searches for another block with the new content. A
+//!   search after the change could find the block itself (trap T38). During the change, the block
+//!   is not in the index.
 //! - K.5: a shared block is in memory at most once. It enters the table before other threads can
 //!   learn its id. It leaves the table when its records are removed.
 //! - K.6: the user count of a new block stays locked until the block is in the table and in the
 //!   index. So the index has the block before its count changes (rule H.5 of [`ShareIndex`]), and
-//!   gets no freed block.
+//!   no freed block enters the index.
 //! - K.7: unused blocks take at most as much memory as used blocks, or [`SHARD_BYTES`] per shard if
 //!   that is more. A shard is scanned for unused blocks after at most [`SHARD_BLOCKS`] new ones.
 //! - K.8: a private block is reached only through its inode. If the index yields the id of a
@@ -36,7 +37,7 @@
 //!
 //! # Locks
 //! The locks are taken in this order: an inode, a block's user count, a shard of the table, records
-//! and the index. A thread locks one count at a time, and that of its own new block.
+//! and the index. A thread locks one existing count at a time, and that of a block that it makes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,10 +56,11 @@ use crate::store::StoreStats;
 const SHARDS: usize = 64;
 const SHARD_BLOCKS: usize = 1024;
 const SHARD_BYTES: usize = 512 << 10;
-/// Longer sets are rarely equal, and comparing them is slow.
+/// Maximum length in bytes of an attribute set that inodes may share. Longer sets are rarely equal,
+/// and comparing them is slow.
 const SHARED_BYTES_MAX: usize = 128 << 10;
-/// After this many comparisons under one key, `find` searches with the hash of all bytes as the
-/// key. The usual hash of a long content covers only samples of it.
+/// Maximum number of contents that `find` compares under one key. After that, `find` searches with
+/// the hash of all bytes as the key. The usual hash of a long content covers only samples of it.
 const COMPARISONS_MAX: u32 = 4;
 
 pub(crate) struct Blocks {
@@ -157,8 +159,8 @@ impl Block {
         view.put(Key::of(Kind::XattrUsers, self.id), &self.users_record(users).encode());
     }
 
-    /// For a block that is in no earlier transaction: if it is freed before the next commit, that
-    /// commit writes nothing for it.
+    /// Saves the records of a new block, which is in no earlier transaction. If the block is freed
+    /// before the next commit, that commit writes nothing for it.
     fn save_new(&self, view: &View) {
         view.put_new(Key::of(Kind::XattrUsers, self.id), &self.users_record(1).encode());
         view.put_new_shared(Key::of(Kind::Xattr, self.id), self.content.clone());
@@ -200,7 +202,8 @@ impl Blocks {
         (stats.xattr_entries, stats.xattr_reclaimed) = (index.entries, index.reclaimed);
     }
 
-    /// `EIO` if the block cannot be read.
+    /// Returns the attribute block `id`, from memory or from its records. `EIO` if the block cannot
+    /// be read.
     pub(crate) fn get(&self, id: u64, view: &View) -> Result<Arc<Block>, Errno> {
         self.get_for(LookupOrigin::User, id, view)
     }
@@ -214,8 +217,8 @@ impl Blocks {
         // block meanwhile.
         let users = view.get(&Key::of(Kind::XattrUsers, id))?.ok_or(Errno::IO)?;
         let UsersRecord { hash, users, len } = UsersRecord::decode(&users)?;
-        // Invariant K.8: the index contains no private blocks. So the entry meant an earlier block
-        // with the same id, which was freed.
+        // Invariant K.8: the index contains no private blocks. So the index meant an earlier, freed
+        // block that had the same id.
         if hash == UNHASHED && origin == LookupOrigin::Index {
             return Err(Errno::IO);
         }
@@ -280,7 +283,8 @@ impl Blocks {
         }
     }
 
-    /// Does nothing if the user count is damaged.
+    /// Removes one user (an inode) from `block`, and frees the block if it has no other user. Does
+    /// nothing if the user count is damaged.
     pub(crate) fn release(&self, block: &Block, view: &View, space: &Budget) {
         let Ok(LockedUsers { mut users, is_last }) = self.lock_to_leave(block) else { return };
         if !is_last {
@@ -299,7 +303,8 @@ impl Blocks {
         self.users.add(-1);
     }
 
-    /// If other inodes use the old attribute block too, the inode gets another block.
+    /// Replaces the content of an inode's attribute block `own` by `content`. If other inodes use
+    /// the block too, or another block has that content, `own` becomes another block.
     ///
     /// # Errors
     /// `ENOSPC`; `EIO` if the user count of the old block is damaged. After an error nothing has
@@ -407,7 +412,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// The caller has found no other block with the same content.
+    /// Makes the private block `own` a shared one, with a hash and in the index. The caller has
+    /// found no other block with the same content.
     fn publish(&self, own: &Block, hash: Hash, view: &View) -> Arc<Block> {
         let block = Block::new(own.id, own.content.clone(), hash, 1);
         let users = block.users.lock();
@@ -505,8 +511,9 @@ impl Blocks {
         self.is_sharing && content.len() <= SHARED_BYTES_MAX
     }
 
-    /// If other users of the block remain, the caller calls `ShareIndex::left` after it has
-    /// unlocked the count.
+    /// Locks the user count of `block`, so that the caller can remove one user. If that user is the
+    /// last one, the block is also removed from the index. If other users remain, the caller calls
+    /// `ShareIndex::left` after it has unlocked the count.
     ///
     /// # Errors
     /// `EIO` if the user count is 0: more inodes use the block than were counted.
@@ -532,8 +539,8 @@ impl Blocks {
             drop(users);
             self.index.left(block.id);
             self.index.wait(key, block.id);
-            // While this thread waited, another inode may have begun to use the block. Then the
-            // block must be in the index.
+            // While this thread waited, another inode may have begun to use the block. Then make
+            // sure that the block is in the index.
             let users = block.users.lock();
             if *users > 1 {
                 self.enter(block, *users);
@@ -571,15 +578,16 @@ impl Blocks {
 }
 
 impl Shard {
-    /// The caller has locked the block's user count (invariant K.6).
+    /// Adds a block to the shard, and drops unused blocks if the shard has reached a limit
+    /// (invariant K.7). The caller has locked the block's user count (invariant K.6).
     fn keep(&mut self, block: &Arc<Block>) {
         debug_assert!(block.users.try_lock().is_none(), "K.6");
         self.bytes += block.content.len();
         let old = self.blocks.insert(block.id, block.clone());
         self.bytes -= old.map_or(0, |old| old.content.len());
         self.kept += 1;
-        // After many blocks were freed, the limits of the last scan are too high to start another
-        // one soon. So `SHARD_BLOCKS` new blocks also start one.
+        // If many blocks were in use at the last scan, the limits are high now. So a scan also
+        // starts after `SHARD_BLOCKS` new blocks.
         let has_few =
             self.blocks.len() <= self.bound.max(SHARD_BLOCKS) && self.kept <= SHARD_BLOCKS;
         if has_few && self.bytes <= self.bytes_bound.max(SHARD_BYTES) {
@@ -587,7 +595,7 @@ impl Shard {
         }
         self.blocks.retain(|_, block| Arc::strong_count(block) > 1);
         self.bytes = self.blocks.values().map(|block| block.content.len()).sum();
-        // Each scan doubles the limits, so all scans together cost no more than a constant per
+        // Set the limits to twice what is left. So all scans together cost only a constant time per
         // added block.
         (self.bound, self.bytes_bound) = (2 * self.blocks.len(), 2 * self.bytes);
         self.kept = 0;
@@ -617,7 +625,8 @@ mod tests {
         shard.keep(block);
     }
 
-    /// Invariant K.7: long contents reach the limit on bytes before the limit on their number.
+    /// Invariant K.7: the memory of unused blocks is also limited in bytes, because long contents
+    /// would exceed it before their number reaches a limit.
     #[test]
     fn contents_that_nobody_uses_are_bounded_in_bytes() {
         let mut shard = Shard::default();

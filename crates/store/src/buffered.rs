@@ -35,8 +35,8 @@ enum Step {
     Sync,
 }
 
-/// Reads are served from `overlay`, which shows the content after the pending calls. Protected by
-/// the mutex `BufferedDevice::waiting`.
+/// The device calls that wait for the release, in `steps`. Reads are served from `overlay`, which
+/// shows the content after these calls. Protected by the mutex `BufferedDevice::waiting`.
 #[derive(Debug)]
 struct Waiting {
     overlay: Overlay,
@@ -46,7 +46,7 @@ struct Waiting {
 #[derive(Debug)]
 pub(crate) struct BufferedDevice {
     device: Arc<dyn Device>,
-    /// None once the writes are released. Protected by its own mutex.
+    /// The pending calls, or None once they are released. Protected by its own mutex.
     waiting: Mutex<Option<Waiting>>,
     is_released: AtomicBool,
 }
@@ -58,7 +58,8 @@ impl BufferedDevice {
         Ok(BufferedDevice { device, waiting, is_released: AtomicBool::new(false) })
     }
 
-    /// If the device below fails, the failed call and all pending calls after it are dropped.
+    /// Applies the pending calls to the device below, in their original order. If the device fails,
+    /// the failed call and all later ones are dropped.
     pub(crate) fn release(&self) -> io::Result<()> {
         let mut waiting = self.waiting.lock();
         for step in waiting.iter_mut().flat_map(|waiting| waiting.steps.drain(..)) {

@@ -37,7 +37,7 @@ use crate::record::Extent;
 
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 pub(crate) const SIZE_MAX: u64 = i64::MAX as u64;
-/// fallocate(2) reserves at most 1 TiB in one call.
+/// Maximum number of blocks (1 TiB) that one call of fallocate(2) reserves, as in corewalk's tmpfs.
 const RESERVE_BLOCKS_MAX: u64 = (1 << 40) / BLOCK_BYTES;
 const ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
 
@@ -77,7 +77,8 @@ impl Content {
         self.extents.is_some()
     }
 
-    /// `EIO` if the extents cannot be read, `ESTALE` if the file was freed.
+    /// Returns the extents of the file. The first call reads them from their records. `EIO` if the
+    /// extents cannot be read, `ESTALE` if the file was freed.
     pub(crate) fn load(&mut self, ino: u64, view: &View) -> Result<&mut ExtentMap, Errno> {
         if self.is_dead {
             return Err(Errno::STALE);
@@ -96,8 +97,8 @@ impl Content {
         self.extents.as_ref().map(ExtentMap::blocks)
     }
 
-    /// Reads fewer than `buf.len()` bytes only at the end of the file. `EIO` if the bytes cannot be
-    /// read.
+    /// Reads bytes at `offset` into `buf`, and returns their number. It is less than `buf.len()`
+    /// only at the end of the file. `EIO` if the bytes cannot be read.
     pub(crate) fn read(
         &self,
         journal: &Journal,
@@ -121,7 +122,8 @@ impl Content {
         Ok(len)
     }
 
-    /// The end of the file counts as a hole. `ENXIO` behind the end, or if no data follows.
+    /// Finds the next data or hole from `offset` on, as lseek(2) does. The end of the file counts
+    /// as a hole. `ENXIO` at or behind the end, or if no data follows.
     pub(crate) fn seek(&self, offset: u64, what: Seek) -> Result<u64, Errno> {
         if offset >= self.size {
             return Err(Errno::NXIO);
@@ -138,8 +140,8 @@ impl Content {
         Ok(at.clamp(offset, self.size))
     }
 
-    /// Writes fewer than `bytes.len()` bytes if the space runs out or the file reaches its largest
-    /// size.
+    /// Writes `bytes` at `offset`, and returns how many bytes were written. Fewer than
+    /// `bytes.len()` are written if the space runs out or the file reaches its largest size.
     ///
     /// # Errors
     /// `EFBIG` if `offset` is not below the largest size; `ENOSPC` if there is no space for one
@@ -220,7 +222,8 @@ impl Content {
         }
     }
 
-    /// After this call, [`Content::set_size`] cannot fail.
+    /// Does everything in a change of the size that can fail. After this call,
+    /// [`Content::set_size`] cannot fail.
     pub(crate) fn prepare_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size > SIZE_MAX {
             return Err(Errno::FBIG);
@@ -229,8 +232,8 @@ impl Content {
         self.zero_end(tx, size)
     }
 
-    /// Frees the blocks behind the end, even if the size does not change, as on ext4. Cannot fail
-    /// after [`Content::prepare_size`].
+    /// Sets the size of the file. Unless the file grows, the blocks behind its end are freed, even
+    /// if the size stays the same (as on ext4). Cannot fail after [`Content::prepare_size`].
     pub(crate) fn set_size(&mut self, tx: FileTx<'_>, size: u64) -> Result<(), Errno> {
         if size <= self.size {
             self.remove(tx, size.div_ceil(BLOCK_BYTES)..u64::MAX)?;
@@ -305,11 +308,12 @@ impl Content {
         changed
     }
 
-    /// The content cannot be used again.
+    /// Frees all blocks of a file that is being freed. The content cannot be used afterwards.
     pub(crate) fn discard(&mut self, tx: FileTx<'_>) -> Result<(), Errno> {
         self.remove(tx, 0..u64::MAX)?;
         self.flush(tx);
-        // Clear `has_moved`: the record of a file that is being freed must not be saved again.
+        // If `has_moved` stayed true, the caller would save the record of the file that is being
+        // freed.
         (self.size, self.has_moved) = (0, false);
         self.is_dead = true;
         Ok(())
@@ -417,7 +421,8 @@ impl Content {
     }
 }
 
-/// Fills the rest of these blocks with zeros.
+/// Writes `bytes` to the data device, `within` bytes behind the start of the block `physical`.
+/// Fills the rest of the blocks with zeros.
 fn write_padded(tx: FileTx<'_>, physical: u64, within: u64, bytes: &[u8]) -> Result<(), Errno> {
     let start = physical * BLOCK_BYTES;
     let end = within + bytes.len() as u64;

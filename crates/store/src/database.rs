@@ -4,8 +4,8 @@
 //! redb writes new pages with checksums beside the old ones, and then a header that refers to the
 //! new commit.
 //!
-//! After a crash the checksums tell whether the new commit is complete. Otherwise the database is
-//! opened in the state of the commit before.
+//! After a crash the checksums tell whether the last commit is complete. If it is not, redb opens
+//! the database in the state of the previous commit.
 //!
 //! # Damaged pages
 //! redb trusts each page that it reads. On a damaged page, redb misses records, panics, or recurses
@@ -68,8 +68,8 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Makes a database on an empty device. `InvalidData` if the device contains no database, or a
-    /// damaged one.
+    /// Opens the database on `device`. If the device is empty, makes one. `InvalidData` if the
+    /// content of the device is no database, or a damaged one.
     pub(crate) fn open(device: &Arc<dyn Device>, cache_bytes: usize) -> io::Result<Database> {
         Database::open_with(device, cache_bytes, &Loss::default())
     }
@@ -99,7 +99,8 @@ impl Database {
         self.snapshot()
     }
 
-    /// Writes nothing if `fill` fails.
+    /// Commits one transaction, to which the closure `fill` adds the records. If `fill` fails,
+    /// nothing is written.
     ///
     /// # Errors
     /// The error of `fill` or of the device. After an error of the device the database refuses all
@@ -122,8 +123,8 @@ impl Database {
                 };
                 done.map_err(|error| failed(error.into()))
             })?;
-            // redb takes over the changes to a table when the table is dropped, so drop it before
-            // the commit.
+            // redb puts the changes to a table into the transaction only when the table is dropped.
+            // So drop the table before the commit.
             drop(table.into_inner());
             transaction.into_inner().commit().map_err(|error| failed(error.into()))
         })
@@ -146,7 +147,7 @@ impl Database {
 
 pub(crate) struct Snapshot {
     base: Base,
-    /// All further reads fail until the database is reopened.
+    /// True after a failed read. Then all further reads fail until the database is reopened.
     has_failed_read: AtomicBool,
     is_damaged: AtomicBool,
 }
@@ -193,7 +194,8 @@ impl Snapshot {
         Errno::IO
     }
 
-    /// `EIO` if the record cannot be read.
+    /// Returns the value of the record `key`, or None if there is no such record. `EIO` if the
+    /// record cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
         match &self.base {
             Base::Empty => Ok(None),
@@ -209,8 +211,8 @@ impl Snapshot {
         }
     }
 
-    /// Appends up to `count_max` values, each with `minor`, the second number of its key. Returns
-    /// true if the range has no more records.
+    /// Appends up to `count_max` records of the range `keys` to `out`: the values, each with
+    /// `minor`, the second number of its key. Returns true if the range has no more records.
     pub(crate) fn collect(
         &self,
         keys: RangeInclusive<Key>,
@@ -256,7 +258,7 @@ impl Snapshot {
     }
 }
 
-/// After redb has panicked once, all further calls are refused.
+/// Runs the calls of redb. After redb has panicked once, all further calls are refused.
 #[derive(Clone, Default)]
 struct Calls {
     has_panicked: Arc<AtomicBool>,
@@ -286,8 +288,8 @@ impl Calls {
     }
 }
 
-/// After a panic of redb, or while the thread is panicking, a redb object is leaked: its destructor
-/// could panic too (rule B.2).
+/// Contains an object of redb. If redb has panicked, or the thread is panicking, a drop of
+/// `Fragile` leaks the object, whose destructor could panic too (rule B.2).
 struct Fragile<T> {
     inner: Option<T>,
     calls: Calls,

@@ -82,7 +82,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     fn sync(&self) -> io::Result<()>;
 }
 
-/// A small write at the end of a file also writes zeros, up to this many bytes in all.
+/// Length in bytes of a small write at the end of a file, including the zeros that are written
+/// behind its data. The zeros make later syncs cheaper (see [`FileDevice`]).
 const AHEAD_BYTES: u64 = 1 << 20;
 const LARGE_BYTES: usize = 256 << 10;
 const FILLED_BYTES_MAX: u64 = 32 << 20;
@@ -143,8 +144,8 @@ impl Device for FileDevice {
             return self.file.write_all_at(bytes, offset);
         }
         *end = behind;
-        // Write the caller's bytes first: on a host with little space, only the zeros behind them
-        // may fail.
+        // Write the caller's bytes before the zeros. On a host with little space, then only the
+        // zeros may fail.
         self.file.write_all_at(bytes, offset)?;
         if bytes.len() < LARGE_BYTES && self.fill(behind, offset + AHEAD_BYTES).is_ok() {
             *end = offset + AHEAD_BYTES;
@@ -154,8 +155,9 @@ impl Device for FileDevice {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut end = self.end.lock();
-        // Set the new length before the zeros: redb refuses a file whose length is not the one in
-        // its header. After a kill, `reserve` allocates space for the holes.
+        // Set the new length first: redb refuses a file whose length is not the one in its header.
+        // A kill before the zeros are written leaves holes, for which `reserve` allocates space
+        // later.
         self.file.set_len(len)?;
         if let Err(error) = self.fill(*end, len.min(*end + FILLED_BYTES_MAX)) {
             self.file.set_len(*end)?;
@@ -183,8 +185,9 @@ impl Device for FileDevice {
     }
 }
 
-/// Set after a failed sync, and after a write that failed for another reason than lack of space.
-/// From then on a read may return bytes that are not on disk, even if a later sync succeeds.
+/// The flag that a device may have lost written bytes. It is set after a failed sync, and after a
+/// write that failed for another reason than lack of space. From then on a read may return bytes
+/// that are not on disk, even if a later sync succeeds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Loss(Arc<AtomicBool>);
 
@@ -265,8 +268,9 @@ pub(crate) fn take_room(device: &dyn Device, len: u64) -> io::Result<()> {
     }
 }
 
-/// After a failed write the host may keep pages in memory as if they were written, and it reports
-/// the failure only once. Then a read returns bytes that will be lost, and a sync succeeds.
+/// Empties the host's page cache of `device`, so that later reads come from the disk. After a
+/// failed write the host may keep pages in memory as if they were written, and it reports the
+/// failure only once. Then a read returns bytes that will be lost, and a sync succeeds.
 pub(crate) fn read_anew(device: &dyn Device) {
     // The host drops only clean pages, so write dirty ones first. An error is ignored: if bytes are
     // lost, later reads show it.
@@ -288,8 +292,8 @@ mod tests {
 
     use super::*;
 
-    /// A kill between the steps of `set_len` must leave a length that redb accepts. All writes of
-    /// zeros fail here, so only a length that is set first is right.
+    /// A kill during `set_len` must leave a length that redb accepts. So `set_len` must set the
+    /// length before it writes zeros. In this test, all writes of zeros fail.
     #[test]
     fn device_has_its_whole_length_before_its_first_zero() {
         let file = File::from(memfd_create("device", MemfdFlags::ALLOW_SEALING).unwrap());
@@ -299,7 +303,8 @@ mod tests {
         assert_eq!(device.len().unwrap(), 8 << 20);
     }
 
-    /// Otherwise the new part of the file would be a hole.
+    /// If the zeros cannot be written, `set_len` must restore the old length. Otherwise the new
+    /// part of the file would be a hole.
     #[test]
     fn device_whose_zeros_fail_is_as_long_as_before() {
         let sealed = |seals| {

@@ -1,15 +1,15 @@
 //! The entries of one directory, as records.
 //!
 //! As in ext4, directory entries are stored by the hash of their names. All entries with the same
-//! hash are in one record, each with its own slot number.
+//! hash are in one record. Each entry has a slot: its number within the record, below 16.
 //!
 //! The cookie of an entry consists of the hash and the slot number, and a listing goes through the
 //! cookies in ascending order. So an entry that exists during the whole listing is reported exactly
 //! once, whatever else is added or removed (traps T48 and P13 in `traps.md`).
 //!
 //! # Invariants
-//! - C.1: a cookie is never 0, and is below 2^62. So a server can add a small number to it within a
-//!   64-bit offset.
+//! - C.1: a cookie is never 0, and is below 2^62. So a server that adds a small number to a cookie
+//!   still gets a valid 64-bit offset.
 //!
 //! # Limits
 //! The seventeenth name with the same 58-bit hash fails with `ENOSPC`. The hash is keyed, so an
@@ -65,6 +65,7 @@ pub(crate) struct NameRecord<'a> {
 }
 
 impl<'a> NameRecord<'a> {
+    /// Reads the record for the hash of `name` in the directory `dir`, and looks for `name` in it.
     /// The caller has locked `state`. `EIO` if the entries cannot be read.
     pub(crate) fn find(
         dir: u64,
@@ -142,7 +143,7 @@ impl<'a> NameRecord<'a> {
     }
 }
 
-/// The caller has locked the `state` of the directory.
+/// Checks that the directory `dir` is empty. The caller has locked the `state` of the directory.
 ///
 /// # Errors
 /// `ENOTEMPTY` if the count of entries in `state` is not 0. `EIO` if the count is 0 but there are
@@ -164,8 +165,8 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Returns the hash at which the next call continues, or None at the end. `EIO` if the entries
-    /// cannot be read.
+    /// Reads the next entries of the directory `dir`, from the hash `from` on. Returns the hash at
+    /// which the next call continues, or None at the end. `EIO` if the entries cannot be read.
     pub(crate) fn fill(&mut self, dir: u64, from: u64, view: &View) -> Result<Option<u64>, Errno> {
         self.records.clear();
         view.collect_from(Kind::Name, dir, from, &mut self.records)

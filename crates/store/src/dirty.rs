@@ -1,5 +1,5 @@
-//! The ranges of the data device that the running transaction has written. If they are too long for
-//! the log, only that fact is kept.
+//! The ranges of the data device that the running transaction has written. If they are too long or
+//! too many for the log, only a flag is kept.
 //!
 //! A small transaction puts its file data into the log, so a commit must know which ranges were
 //! written. Above [`LOGGED_BYTES_MAX`] bytes, a sync of the data device is cheaper than writing the
@@ -18,7 +18,8 @@ const RANGES_MAX: usize = 64;
 pub(crate) struct Dirty {
     /// Protected by its own mutex.
     written: Mutex<Written>,
-    /// Stored while the mutex of `written` is held, but loaded without it.
+    /// True if the ranges are too long or too many for the log. Stored while the mutex of `written`
+    /// is held, but loaded without it.
     is_large: AtomicBool,
 }
 
@@ -29,7 +30,8 @@ struct Written {
 }
 
 impl Dirty {
-    /// The caller holds a handle of the journal, so no commit can call `take` meanwhile.
+    /// Adds a range that the caller is about to write. The caller holds a handle of the journal, so
+    /// no commit can call `take` meanwhile.
     pub(crate) fn note(&self, offset: u64, len: usize) {
         if self.is_large() {
             return;
@@ -54,8 +56,8 @@ impl Dirty {
         self.is_large.load(Ordering::Relaxed)
     }
 
-    /// Returns None if the ranges are too long or too many for the log. The caller has closed the
-    /// transaction barrier, so no thread is calling `note`.
+    /// Returns the ranges written since the last call, or None if they are too long or too many for
+    /// the log. The caller has closed the transaction barrier, so no thread is calling `note`.
     pub(crate) fn take(&self) -> Option<Vec<(u64, u32)>> {
         let written = std::mem::take(&mut *self.written.lock());
         // ORDERING: Relaxed. The commit has closed the transaction barrier, which orders all stores

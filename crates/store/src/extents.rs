@@ -38,7 +38,7 @@ pub(crate) struct Span {
 }
 
 impl ExtentMap {
-    /// `EIO` if the records are invalid.
+    /// Reads the extents of the file `ino` from their records. `EIO` if the records are invalid.
     pub(crate) fn load(ino: u64, view: &View) -> Result<ExtentMap, Errno> {
         let (mut map, mut records, mut from) = (ExtentMap::default(), Vec::new(), Some(0));
         while let Some(next) = from {
@@ -57,7 +57,8 @@ impl ExtentMap {
         Ok(map)
     }
 
-    /// Returns true if any record has changed.
+    /// Puts the records of all extents that were changed since the last call into the running
+    /// transaction. Returns true if there were any.
     pub(crate) fn flush(&mut self, ino: u64, view: &View) -> bool {
         let has_changed = !self.touched.is_empty();
         self.touched.sort_unstable();
@@ -132,8 +133,8 @@ impl ExtentMap {
     pub(crate) fn mark(&mut self, blocks: Range<u64>, is_written: bool) {
         let end = blocks.end;
         for key in self.cut_out(blocks) {
-            // An earlier round may have merged the extent into the one before it, which then has
-            // the right mark already.
+            // An earlier iteration of this loop may have merged the extent into the one before it.
+            // Then `is_written` is already right.
             if let Some(extent) = self.map.remove(&key) {
                 self.touched.push(key);
                 self.join(key, Extent { is_written, ..extent });
@@ -145,7 +146,8 @@ impl ExtentMap {
         }
     }
 
-    /// Their new range must be a hole.
+    /// Moves all blocks from the logical block `from` on, so that they begin at `to`. The range
+    /// that they move to must be a hole.
     pub(crate) fn shift(&mut self, from: u64, to: u64) {
         self.split(from);
         let moved = self.map.split_off(&from);

@@ -78,7 +78,8 @@ impl Store {
         }
     }
 
-    /// A commit waits for all handles of the journal, so the caller holds none.
+    /// Makes a change of names durable if the mount option `dirsync` is set. The caller holds no
+    /// handle of the journal, because a commit waits for all handles.
     ///
     /// # Errors
     /// `EIO` if a commit failed: a crash may then undo the change of names.
@@ -86,7 +87,8 @@ impl Store {
         if self.is_dirsync { self.journal.commit_running() } else { Ok(()) }
     }
 
-    /// Returns `Ok` if the free space of the host is unknown.
+    /// Returns `ENOSPC` if the host has no space for `blocks` more blocks of file data. Returns
+    /// `Ok` if the free space of the host is unknown.
     fn check_host(&self, blocks: u64) -> Result<(), Errno> {
         let Some(store_dir) = self.store_dir.as_ref().filter(|_| blocks > 0) else { return Ok(()) };
         let host = store_dir.host()?;
@@ -125,8 +127,8 @@ impl Store {
         Ok(self.journal.given_blocks()?.saturating_sub(self.space.used()))
     }
 
-    /// Files can get no more blocks while the host has no space for the reserve (space for
-    /// commits).
+    /// Returns how many more blocks files can get if the host has `host_free` free blocks. The
+    /// result is 0 while the host has no space for the reserve (space for commits).
     fn room(&self, host_free: u64) -> Result<u64, Errno> {
         let missing = if self.journal.has_reserve() { 0 } else { RESERVE_BYTES / BLOCK_BYTES };
         match host_free.checked_sub(missing) {
@@ -239,7 +241,7 @@ impl FileSystem for Store {
         state.check_alive().map_err(|_| Errno::STALE)?;
         match (dir.ino(), state.record.parent) {
             (ROOT_INO, _) => Ok(ROOT_INO),
-            // An earlier version of corewalk stored no parents.
+            // An earlier version of corewalk stored no parents, so the parent is unknown.
             (_, 0) => Err(Errno::STALE),
             (_, parent) => Ok(parent),
         }
@@ -466,8 +468,8 @@ impl FileSystem for Store {
         xattr::acl(&self.set_of(&state, view)?, kind)
     }
 
-    /// An access ACL that expresses no more than the mode is not stored. `EACCES` for a default ACL
-    /// of a non-directory, `EOPNOTSUPP` for a symbolic link.
+    /// Sets or removes an ACL of an inode. An access ACL that expresses no more than the mode is
+    /// not stored. `EACCES` for a default ACL of a non-directory, `EOPNOTSUPP` for a symbolic link.
     fn set_acl(
         &self,
         node: Node<'_>,
@@ -493,7 +495,7 @@ impl FileSystem for Store {
     }
 }
 
-/// `EISDIR` for a directory, `EINVAL` for another kind.
+/// Checks that `inode` is a regular file. `EISDIR` for a directory, `EINVAL` for another kind.
 fn check_file(inode: &Inode) -> Result<(), Errno> {
     match inode.kind {
         FileKind::Regular => Ok(()),
@@ -507,7 +509,7 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
 
-    /// A change of a freed inode must not bring its record back.
+    /// A change of a freed inode must fail, and must not save the record of the inode again.
     #[test]
     fn change_that_comes_after_the_end_of_its_file_leaves_nothing() {
         let path = std::env::temp_dir().join(format!("filesystem-end-{}", std::process::id()));

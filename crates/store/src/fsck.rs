@@ -117,7 +117,7 @@ pub enum Finding {
     Target(u64),
     /// The hash or the length of an attribute block is wrong, or its attribute set does not parse.
     Attributes(u64),
-    /// The flag of an inode for an access ACL is wrong.
+    /// The record of an inode says wrongly whether the inode has an access ACL.
     AclFlag(u64),
     /// An access ACL contradicts the mode of its inode, or expresses no more than that mode.
     AclMode(u64),
@@ -240,7 +240,7 @@ pub fn fsck(path: &Path) -> Result<Report, OpenError> {
 pub fn fsck_devices(devices: &Devices) -> Result<Report, OpenError> {
     devices.read_anew();
     match check_devices(&devices.overlaid()?) {
-        // Report only this finding, because it causes all others.
+        // Report only the damaged database, because it causes all other findings.
         Err(OpenError::Damaged) => {
             Ok(Report { findings: vec![Finding::Database], ..Report::default() })
         }
@@ -252,8 +252,8 @@ fn check_devices(devices: &Devices) -> Result<Report, OpenError> {
     let database = open_database(devices, CACHE_BYTES)?;
     let snapshot = database.snapshot()?;
     let superblock = read_super(&snapshot)?;
-    // The replay may extend the data device, which would hide that blocks at its end are lost. So
-    // compare its length with the last extent before.
+    // The replay may extend the data device, which would hide that blocks at the end of the device
+    // are lost. So compare the device with the last extent before the replay.
     let blocks = devices.data.len()? / BLOCK_BYTES;
     let is_short = find_end(&snapshot).map_err(|errno| refusal(&snapshot, errno))? > blocks;
     drop(snapshot);

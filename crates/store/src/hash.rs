@@ -35,7 +35,8 @@ impl Secret {
         Secret(std::array::from_fn(|i| key(i as u64 + 1) | 1))
     }
 
-    /// If `bytes` is long, only samples of it are hashed.
+    /// Returns the hash of `bytes`. If `bytes` is long, only its length and samples of it are
+    /// hashed.
     pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
         if bytes.len() <= WHOLE_MAX {
             return self.hash_whole(bytes);
@@ -85,8 +86,8 @@ impl Secret {
     }
 }
 
-/// Both factors of the multiplication depend on the secret, so a crafted input makes neither of
-/// them 0.
+/// Mixes two words of the input into `hash`. Both factors of the multiplication depend on the
+/// secret. So an attacker cannot make one of them 0, which would hide the other word.
 #[inline(always)]
 fn mix(secret: &[u64; 8], hash: u64, pair: &[u8; 16]) -> u64 {
     let (words, _) = pair.as_chunks::<8>();

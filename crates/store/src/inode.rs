@@ -1,9 +1,9 @@
 //! One inode in memory.
 //!
-//! An inode is read from its record when it is first used, and stays in memory until it is
-//! forgotten. A change of the inode also puts the new record into the running transaction, under
-//! the inode's lock. So the record and the inode always match, and an inode may leave memory at any
-//! time.
+//! An inode is read from its record when it is first used. It stays in memory until the cache calls
+//! `FileSystem::forget`. A change of the inode also puts the new record into the running
+//! transaction, under the inode's lock. So the record and the inode always match, and an inode may
+//! leave memory at any time.
 //!
 //! # Locks
 //! - `content`: the data lock of a regular file, locked before the `state` of any inode.
@@ -51,7 +51,8 @@ pub(crate) struct Inode {
     pub(crate) kind: FileKind,
     /// Protected by its own lock.
     pub(crate) state: RwLock<State>,
-    /// Protected by its own lock, the data lock, which is locked before `state`.
+    /// The size and the extents of a regular file. Protected by its own lock, the data lock, which
+    /// is locked before `state`.
     pub(crate) content: RwLock<Content>,
     dirty: AtomicU64,
     dirty_content: AtomicU64,
@@ -63,8 +64,8 @@ pub(crate) struct State {
     pub(crate) record: InodeRecord,
     pub(crate) target: Box<[u8]>,
     pub(crate) block: Option<Arc<Block>>,
-    /// The last transaction in which this inode got a new attribute set. A second set in the same
-    /// transaction may be queued for de-duplication (see `late`).
+    /// The last transaction in which this inode got a new attribute set. If the inode gets another
+    /// set in the same transaction, it may be queued for de-duplication (see `late`).
     pub(crate) changed_at: u64,
     pub(crate) is_waiting: bool,
     pub(crate) born: u64,
@@ -77,7 +78,7 @@ impl Inode {
         Inode::of(ino, state, Content::new(), tid)
     }
 
-    /// `EIO` if the record is invalid.
+    /// Makes the inode `ino` from its record `value`. `EIO` if the record is invalid.
     pub(crate) fn load(ino: u64, value: &[u8], view: &View) -> Result<Inode, Errno> {
         let (record, target) = InodeRecord::decode(value)?;
         let dirty = view.dirty_tid(&Key::of(Kind::Inode, ino));
@@ -97,8 +98,8 @@ impl Inode {
         }
     }
 
-    /// Returns the last transaction that an fsync(2) of this inode has to commit, or an
-    /// fdatasync(2) if `is_content_only`.
+    /// Returns the last transaction that an fsync(2) of this inode has to commit. If
+    /// `is_content_only` is true, returns the one for an fdatasync(2).
     pub(crate) fn dirty_tid(&self, is_content_only: bool) -> u64 {
         let is_file = self.kind == FileKind::Regular;
         let word = if is_content_only && is_file { &self.dirty_content } else { &self.dirty };
@@ -125,7 +126,8 @@ impl Inode {
         self.dirty_content.store(view.tid, Ordering::Relaxed);
     }
 
-    /// `state` is the locked state of this inode.
+    /// Puts the record of this inode into the running transaction. `state` is the locked state of
+    /// this inode.
     #[inline]
     pub(crate) fn save(&self, state: &State, view: &View) {
         let mut bytes = Vec::with_capacity(128);
@@ -219,7 +221,8 @@ impl State {
         [record.atime, record.mtime, record.ctime] = set.times(before, now);
     }
 
-    /// An access ACL that expresses no more than the mode is not stored (invariant N.3).
+    /// Returns `acl` if it must be stored. An access ACL that expresses no more than the mode is
+    /// not stored (invariant N.3).
     pub(crate) fn kept_acl<'a>(&self, kind: AclKind, acl: Option<&'a Acl>) -> Option<&'a Acl> {
         let permissions = self.record.mode & 0o777;
         let says_more = |acl: &&Acl| acl.equivalent_mode() != Some(permissions);

@@ -3,8 +3,8 @@
 //! # Invariants
 //! - T.1: an inode is in memory at most once. It is read and dropped under the lock of its shard,
 //!   and dropped only while no thread uses it. So no thread changes a stale copy.
-//! - T.2: an inode that is forgotten while a thread uses it is dropped later, at a read or drop of
-//!   any inode in the same shard.
+//! - T.2: an inode that is forgotten while a thread uses it is dropped later. A read or drop of any
+//!   inode in the same shard drops it.
 //!
 //! # Locks
 //! A shard stays locked while a record is read into it. Under this lock a thread takes only the
@@ -45,7 +45,7 @@ impl Shard {
 
 /// The inodes in memory. Analogous to Linux's `inode_hashtable`.
 pub(crate) struct InodeTable {
-    /// Each shard has its own lock.
+    /// The inodes in memory, distributed over shards by their numbers. Each shard has its own lock.
     shards: Box<[OwnLine<RwLock<Shard>>]>,
 }
 
@@ -61,7 +61,8 @@ impl InodeTable {
         self.shard(ino).read().inodes.get(&ino).cloned()
     }
 
-    /// `ESTALE` if no inode has this number; `EIO` if its record cannot be read.
+    /// Returns the inode `ino`. An inode that is not in memory is read from its record. `ESTALE` if
+    /// no inode has this number; `EIO` if its record cannot be read.
     pub(crate) fn get(&self, ino: u64, view: &View) -> Result<Arc<Inode>, Errno> {
         if let Some(inode) = self.find(ino) {
             return Ok(inode);
@@ -81,7 +82,8 @@ impl InodeTable {
         self.shard(inode.ino).write().inodes.insert(inode.ino, inode);
     }
 
-    /// Defers the drop while a thread still uses the inode (invariant T.2).
+    /// Drops an inode from memory. If a thread still uses the inode, the drop is deferred
+    /// (invariant T.2).
     pub(crate) fn release(&self, inode: Arc<Inode>) {
         let mut shard = self.shard(inode.ino).write();
         shard.drop_deferred();

@@ -32,7 +32,7 @@
 //!
 //! # Locks
 //! The transaction barrier is one reader-writer lock per shard of threads. An operation locks its
-//! own shard for reading, before every other lock of the store but `turn` (of `late`). A commit
+//! own shard for reading, before every other lock of the store except `turn` (of `late`). A commit
 //! locks all shards for writing. A commit also locks `data_sync`, `log` and `opened`, in this
 //! order. If it then reopens the database, it locks the barrier once more. No thread waits for the
 //! barrier with `state` locked.
@@ -67,7 +67,8 @@ use crate::store::StoreStats;
 /// Length in bytes of the reserve, a file that occupies space on the host. A commit on a full host
 /// truncates it to get its space.
 pub(crate) const RESERVE_BYTES: u64 = 32 << 20;
-/// Maximum time for which a commit waits so that other threads can join it.
+/// Maximum time that a commit waits for other threads. A thread that joins in this time needs no
+/// commit of its own.
 const PATIENCE_MAX: Duration = Duration::from_millis(10);
 const RANGE_RECORDS: usize = 512;
 
@@ -76,7 +77,7 @@ const RANGE_RECORDS: usize = 512;
 pub struct Devices {
     /// The database.
     pub meta: Arc<dyn Device>,
-    /// The blocks of files and nothing else.
+    /// The file data, in blocks of 4096 bytes. The device contains nothing else.
     pub data: Arc<dyn Device>,
     /// A file that occupies space on the host. A commit on a full host truncates it.
     pub reserve: Arc<dyn Device>,
@@ -97,8 +98,8 @@ impl Devices {
         Ok(Devices { meta, data, reserve: over(&self.reserve)?, log: over(&self.log)? })
     }
 
-    /// Returns false if the host has no space for the reserve, and true if the host's file system
-    /// cannot allocate space in advance.
+    /// Allocates the reserve on the host. Returns false if the host has no space for it. Returns
+    /// true, without a reserve, if the host's file system cannot allocate space in advance.
     pub(crate) fn take_reserve(&self) -> bool {
         match self.reserve.reserve(RESERVE_BYTES) {
             // The host's file system cannot allocate space in advance, or `ulimit -f` is too low. A
@@ -111,7 +112,7 @@ impl Devices {
     }
 }
 
-/// An operation sees the records of three layers in memory, and below them a snapshot of the
+/// The records that an operation sees: three layers in memory, and below them a snapshot of the
 /// database. Protected by `Journal::barrier`.
 pub(crate) struct View {
     running: Arc<Layer>,
@@ -133,7 +134,8 @@ pub(crate) struct Journal {
     barrier: Box<[OwnLine<RwLock<View>>]>,
     /// Protected by its own mutex.
     state: Mutex<State>,
-    /// Used with the mutex of `state`.
+    /// Wakes the threads that wait for a commit to end, or for other threads to join a commit. Used
+    /// with the mutex of `state`.
     changed: Condvar,
     /// Protected by its own mutex.
     opened: Mutex<Opened>,
@@ -186,7 +188,8 @@ struct Counts {
 }
 
 impl View {
-    /// `EIO` if the record cannot be read.
+    /// Returns the value of the record `key`, or None if there is no such record. `EIO` if the
+    /// record cannot be read.
     pub(crate) fn get(&self, key: &Key) -> Result<Option<Arc<[u8]>>, Errno> {
         if let Some(record) = self.running.get(key) {
             return Ok(record);
@@ -199,8 +202,8 @@ impl View {
         self.base.get(key)
     }
 
-    /// If the transaction `born` is not in the database yet, only the records in memory are
-    /// searched.
+    /// Like `get`, for a record that is not older than the transaction `born`. If `born` is not in
+    /// the database yet, only the records in memory are searched.
     pub(crate) fn get_since(&self, key: &Key, born: u64) -> Result<Option<Arc<[u8]>>, Errno> {
         if born <= self.based {
             return self.get(key);
@@ -222,7 +225,8 @@ impl View {
         self.running.put(key, Some(value.into()));
     }
 
-    /// The caller knows that no record with this key exists.
+    /// Adds a new record to the running transaction. The caller knows that no record with this key
+    /// exists.
     #[inline]
     pub(crate) fn put_new(&self, key: Key, value: &[u8]) {
         self.running.put_new(key, value.into());
@@ -243,12 +247,15 @@ impl View {
         self.running.put(key, None);
     }
 
-    /// The blocks are allocated again only after this transaction is durable.
+    /// Frees blocks of the data device. They are allocated again only after the running transaction
+    /// is durable.
     pub(crate) fn free(&self, owner: u64, runs: impl IntoIterator<Item = crate::alloc::Run>) {
         self.running.free(owner, runs);
     }
 
-    /// Appends records in ascending order of `minor`, the second number of their key.
+    /// Appends to `out` the records of `kind` with the first number `major`, in ascending order of
+    /// `minor`, their second number. The first record is at `from` or behind it. Returns the
+    /// `minor` at which the next call continues, or None at the end.
     ///
     /// # Errors
     /// `EIO` if the records cannot be read.
@@ -261,7 +268,8 @@ impl View {
     ) -> Result<Option<u64>, Errno> {
         let mut end = u64::MAX;
         let mut above = std::collections::BTreeMap::new();
-        // The records of the running transaction override older ones, so they come last.
+        // Read the layers from the oldest to the newest: a record of a newer layer overrides the
+        // same record of an older one.
         for layer in self.logged.iter().chain(&self.frozen).chain([&self.running]) {
             let records = layer.collect_from(kind, major, from, RANGE_RECORDS);
             if let (RANGE_RECORDS, Some(&(last, _))) = (records.len(), records.last()) {
@@ -358,7 +366,8 @@ impl Journal {
         self.forget_poke();
     }
 
-    /// The caller must hold no lock of the store and no other handle.
+    /// Takes a handle of the running transaction, for an operation that only reads. The caller must
+    /// hold no lock of the store and no other handle.
     #[inline]
     pub(crate) fn view(&self) -> Handle<'_> {
         let handle = self.barrier[shard_index()].read();
@@ -368,7 +377,8 @@ impl Journal {
         handle
     }
 
-    /// The caller must hold no lock of the store and no other handle.
+    /// Takes a handle of the running transaction, for an operation that changes the store. The
+    /// caller must hold no lock of the store and no other handle.
     ///
     /// # Errors
     /// `EROFS` after a failed commit, and on a read-only mount. `EIO` if this call has to wait for
@@ -408,13 +418,14 @@ impl Journal {
             return;
         }
         if let Some(poke) = &*self.poke.lock() {
-            // An error means that the store is being closed, and closing commits anyway.
+            // The send fails only while the store is being closed. The close commits anyway, so the
+            // error is ignored.
             let _ = poke.send(());
         }
     }
 
-    /// Called by the committer before it sleeps. Wakes it immediately if there is something to
-    /// commit.
+    /// Allows the next change to wake the committer again. The committer calls this before it
+    /// sleeps. If there is something to commit, it is woken immediately.
     pub(crate) fn forget_poke(&self) {
         // ORDERING(poke): AcqRel. If `poke` has swapped before, the [`View`] that is read next
         // shows its transaction. If `poke` swaps later, it reads false and wakes the committer.
@@ -453,7 +464,8 @@ impl Journal {
         self.devices.data.read_at(offset, buf).map_err(|_| Errno::IO)
     }
 
-    /// The caller passes the `View` of its handle, so no commit freezes the transaction meanwhile.
+    /// Writes file data to the data device. The caller passes the `View` of its handle, so no
+    /// commit freezes the transaction meanwhile.
     pub(crate) fn write_data(&self, _: &View, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         self.dirty.note(offset, bytes.len());
         let written = self.devices.data.write_at(offset, bytes);
@@ -467,8 +479,8 @@ impl Journal {
             self.is_data_dirty.store(true, Ordering::Relaxed);
         }
         written.map_err(|error| match error.kind() {
-            // The file `data` would exceed `ulimit -f` or the largest file of the host's file
-            // system.
+            // The host returns this error if the file `data` would exceed `ulimit -f` or the
+            // largest file of its file system.
             io::ErrorKind::FileTooLarge => Errno::FBIG,
             _ => full_or_io(&error),
         })
@@ -536,7 +548,8 @@ impl Journal {
         stats.log_bytes = self.log_bytes;
     }
 
-    /// From now on, a mount refuses the store if the log is too short.
+    /// Saves the length of the log in the superblock. From then on, a mount refuses the store if
+    /// the log is shorter.
     ///
     /// # Errors
     /// The error of a device.
@@ -548,8 +561,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Marks the store as closed in the superblock and in the log, if all records are in the
-    /// database.
+    /// Marks the store as closed in the superblock and in the log, unless some records are only in
+    /// the log.
     pub(crate) fn end(&self) {
         if self.check().is_err() || self.is_read_only {
             return;
@@ -563,8 +576,8 @@ impl Journal {
         log.end();
     }
 
-    /// Called when an operation has failed halfway: the running transaction must never become
-    /// durable.
+    /// Makes all later commits fail. An operation that has failed halfway calls this, because the
+    /// running transaction must never become durable.
     pub(crate) fn abort(&self) {
         self.fail();
     }

@@ -10,18 +10,18 @@
 //! Otherwise the private block becomes a shared one. So of two equal blocks the older one usually
 //! stays.
 //!
-//! Two kinds of commits do not de-duplicate the queued sets: those that make a change of names
-//! durable (`dirsync`), and those of a transaction with too many records in memory.
+//! Two kinds of commits do not de-duplicate the queued sets. One kind makes a change of names
+//! durable (`dirsync`). The other kind is for a transaction with too many records in memory.
 //!
 //! # Invariants
 //! - L.1: an inode with the flag `is_waiting` is in the queue, or `Deferral::share` is about to
 //!   handle it. A queued inode that leaves memory may be queued a second time when it is read
 //!   again.
-//! - L.2: a block that could be shared but has no hash belongs to an inode that is queued, or that
-//!   was queued before a crash. After a crash, the next change of its attributes de-duplicates
-//!   them.
-//! - L.3: at most [`QUEUED_MAX`] inodes are queued, plus one per thread that checks this limit at
-//!   the same time. While the queue is full, attribute sets are de-duplicated immediately.
+//! - L.2: an inode with a private block that could be shared is queued, or was queued before a
+//!   crash. After a crash, the next change of the inode's attributes de-duplicates them.
+//! - L.3: at most [`QUEUED_MAX`] inodes are queued. Threads that check this limit at the same time
+//!   may exceed it by one inode each. While the queue is full, attribute sets are de-duplicated
+//!   immediately.
 //! - L.4: an inode whose attributes change once per transaction is not queued.
 //!
 //! # Concurrency
@@ -49,7 +49,8 @@ use crate::inode::State;
 use crate::inode_table::InodeTable;
 use crate::journal::{Journal, View};
 
-/// Limits the memory of the private blocks to 16 MiB, as in corewalk's tmpfs.
+/// Maximum number of queued inodes. It limits the memory of their private blocks to 16 MiB, as in
+/// corewalk's tmpfs.
 const QUEUED_MAX: u64 = 4096;
 /// Number of inodes that `share` handles under one handle of the journal. It is small, because
 /// commits wait for that handle.
@@ -109,7 +110,8 @@ impl Late {
         self.queued.len()
     }
 
-    /// The caller holds no lock and no handle of the journal.
+    /// De-duplicates the attribute sets of all queued inodes. The caller holds no lock and no
+    /// handle of the journal.
     pub(crate) fn share(&self) {
         self.queued.share(|mut inos| {
             inos.sort_unstable();

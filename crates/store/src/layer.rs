@@ -45,7 +45,8 @@ pub(crate) struct Layer {
     has_begun: AtomicBool,
 }
 
-/// All fields are protected by its mutex.
+/// The records of one shard, and the blocks that the transaction frees. All fields are protected by
+/// the mutex of the shard.
 #[derive(Default)]
 struct Shard {
     points: HashMap<Key, Slot, foldhash::fast::FixedState>,
@@ -74,7 +75,7 @@ impl Layer {
         self.put_slot(key, Slot { record, is_new: false });
     }
 
-    /// The key of a new record may be in this transaction, but in no earlier one and not in the
+    /// Adds a new record. Its key may be in this transaction, but in no earlier one and not in the
     /// database (invariant Y.1).
     pub(crate) fn put_new(&self, key: Key, value: Arc<[u8]>) {
         self.put_slot(key, Slot { record: Some(value), is_new: true });
@@ -118,7 +119,8 @@ impl Layer {
         self.shard(owner).lock().freed.extend(runs);
     }
 
-    /// Returns the records in ascending order of `minor`, the second number of their key.
+    /// Returns up to `count_max` records of `kind` with the first number `major`. They are in
+    /// ascending order of `minor`, their second number, and begin at `from`.
     pub(crate) fn collect_from(
         &self,
         kind: Kind,
@@ -171,7 +173,8 @@ impl Layer {
         self.has_begun.load(Ordering::Relaxed)
     }
 
-    /// Called before a change of a record. Returns true for the first change of this transaction.
+    /// Notes that a record is about to change. Returns true for the first change of this
+    /// transaction.
     #[inline]
     pub(crate) fn begin(&self) -> bool {
         // ORDERING: Relaxed, for load and swap. The flag only wakes the committer, which checks it
@@ -226,8 +229,8 @@ mod tests {
         }
     }
 
-    /// The removal of a record that is older than both layers must remain. The removal of one that
-    /// the earlier layer added must leave nothing.
+    /// A layer absorbs a later layer that removes records. If a record is older than both layers,
+    /// its removal must remain. If the earlier layer added the record, nothing of it must remain.
     #[test]
     fn absorbed_removals_leave_a_trace_of_what_was_before() {
         let (old, new, again) =

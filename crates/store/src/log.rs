@@ -15,8 +15,8 @@
 //! - I.2: each entry starts on a new block, so no append touches a block of a valid entry.
 //! - I.3: a replay that a crash interrupts can be repeated. [`replay()`] writes one database
 //!   transaction, which gets the next generation.
-//! - I.4: if file data overwrites data that is in the log, it is logged too, or synced with the
-//!   next commit to the database (guarantee J.6 of `journal`). So a replay writes no older bytes
+//! - I.4: if file data overwrites data in the log, the new data is logged too, or synced with the
+//!   next commit to the database. See guarantee J.6 of `journal`. So a replay writes no older bytes
 //!   over confirmed ones.
 //! - I.5: if the log has an end mark of a generation, no entry of that generation is confirmed.
 //!
@@ -57,8 +57,8 @@ pub(crate) use replay::{Changes, Contents, look, replay};
 const BLOCK_BYTES: usize = 4096;
 const HASH_BYTES: usize = 8;
 const HEADER_BYTES: usize = 32;
-/// A reader loads a whole entry into memory, so it refuses a longer one. Commits write less than
-/// half as much.
+/// Maximum length of an entry in bytes. A reader loads a whole entry into memory, so it refuses a
+/// longer one. Commits write less than half as much.
 const ENTRY_BYTES_MAX: usize = 1 << 20;
 /// The entry number of an end mark, which says that the log is empty.
 const END: u64 = u64::MAX;
@@ -79,8 +79,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// The log gets no capacity if the host fails or has no space. Then all transactions go to the
-    /// database.
+    /// Allocates `capacity` bytes for the log on its device. If the host fails or has no space, the
+    /// log has a capacity of 0. Then all transactions go to the database.
     pub(crate) fn new(device: Arc<dyn Device>, superblock: SuperRecord, capacity: u64) -> Log {
         let mut capacity = capacity - capacity % BLOCK_BYTES as u64;
         // A log without space for both end marks is not used.
@@ -89,7 +89,8 @@ impl Log {
         }
         if take_room(&*device, capacity).and_then(|()| device.sync()).is_err() {
             capacity = 0;
-            // No mount replays entries of earlier generations, so an error does no harm.
+            // If the log cannot be emptied, its entries do no harm, since no mount replays entries
+            // of earlier generations. So the error is ignored.
             let _ = device.set_len(0);
         }
         let secret = Secret::new(superblock.seed);
@@ -100,7 +101,7 @@ impl Log {
         self.capacity
     }
 
-    /// An earlier entry that was started but not appended is discarded.
+    /// Starts a new log entry. An earlier entry that was started but not appended is discarded.
     pub(crate) fn begin(&mut self) -> Entry<'_> {
         self.buffer.clear();
         self.buffer.resize(HEADER_BYTES, 0);
@@ -211,7 +212,8 @@ impl Entry<'_> {
         read(&mut buffer[at..])
     }
 
-    /// Returns its length in bytes, or None if the log has no space for it.
+    /// Appends the entry to the log and syncs it. Returns the length of the entry in bytes, or None
+    /// if the log has no space for it.
     ///
     /// # Errors
     /// The error of the device. After it the end of the log is unknown, so the log takes no more

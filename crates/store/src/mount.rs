@@ -11,8 +11,8 @@
 //! - N.1: a mount that refuses a store has not changed a byte of it. [`Mount::look`] finds every
 //!   reason for a refusal, and only reads. [`Mount::settle`] makes the changes.
 //!
-//! If the host fails in `settle`, the next mount replays the log again: its entries stay valid
-//! until a commit to the database makes them void.
+//! If the host fails in `settle`, the next mount replays the log again. The log's entries stay
+//! valid until a commit to the database makes them void.
 //!
 //! # How it works
 //! 1. The database is opened on a device that buffers its writes (`buffered`).
@@ -61,7 +61,8 @@ impl BufferedDatabase {
         Ok(superblock.is_some())
     }
 
-    /// After this call, the database writes directly to its device.
+    /// Applies the buffered writes to the device of the database. After this call, the database
+    /// writes directly to that device.
     ///
     /// # Errors
     /// The error of the device.
@@ -80,7 +81,8 @@ pub(crate) struct Mount {
 }
 
 impl Mount {
-    /// Changes nothing, even if it fails (invariant N.1).
+    /// Checks the store, and finds every reason for which the mount must be refused. Changes
+    /// nothing (invariant N.1).
     ///
     /// # Errors
     /// Any [`OpenError`] of an existing store.
@@ -140,7 +142,7 @@ pub(crate) fn read_super(snapshot: &Snapshot) -> Result<SuperRecord, OpenError> 
     }
 }
 
-/// Changes nothing.
+/// Reads the log, and checks that it is as long as the superblock says. Changes nothing.
 ///
 /// # Errors
 /// The errors of [`log::look`]; [`OpenError::LogShort`].
@@ -161,8 +163,9 @@ pub(crate) struct Scan {
     pub(crate) inodes: u64,
     pub(crate) last_ino: u64,
     pub(crate) runs: Vec<Run>,
-    /// The end of all written extents. `based_end` leaves out those in the log: before the replay,
-    /// which may extend the device, only `based_end` must fit.
+    /// The end of all written extents, as a block number. `based_end` is the end of those extents
+    /// that are in the database already. Before the replay, which may extend the device, only
+    /// `based_end` must lie within the device.
     data_end: u64,
     based_end: u64,
     pub(crate) blocks: u64,
@@ -214,14 +217,15 @@ impl Scan {
         Ok(found)
     }
 
-    /// If one of two overlapping extents were freed, another file could get a block that is still
-    /// in use.
+    /// Returns a block that two extents contain, if there is one. If one of the extents were freed,
+    /// another file could get a block that is still in use.
     fn find_used_twice(&self) -> Option<u64> {
         let mut pairs = self.runs.iter().zip(self.runs.iter().skip(1));
         pairs.find(|(run, next)| run.start + run.len > next.start).map(|(_, next)| next.start)
     }
 
-    /// `EIO` if the count exceeds the largest device, since some extents must then overlap.
+    /// Adds to the count of allocated blocks. `EIO` if the count exceeds the largest device, since
+    /// some extents must then overlap.
     fn add_blocks(&mut self, blocks: u64) -> Result<(), Errno> {
         let sum = self.blocks.checked_add(blocks).filter(|&sum| sum <= BLOCKS_MAX);
         self.blocks = sum.ok_or(Errno::IO)?;

@@ -254,7 +254,7 @@ impl Store {
         Ok(attr)
     }
 
-    /// A directory has only one name, so its link count becomes 0.
+    /// Removes one link of `inode`. A directory has only one name, so its link count becomes 0.
     fn unlink(&self, locks: &mut Locks<'_>, inode: &Inode, view: &View) -> Result<(), Errno> {
         let change = |state: &mut State| {
             state.record.nlink = match inode.kind {
@@ -347,7 +347,8 @@ impl Rename<'_, '_> {
         self.whole(rest)
     }
 
-    /// After an error in `rest`, aborts the journal: half a rename must never become durable.
+    /// Returns `rest`, the result of the steps after the first change of a rename. If one of them
+    /// has failed, aborts the journal: half a rename must never become durable.
     fn whole(&self, rest: Result<(), Errno>) -> Result<(), Errno> {
         rest.inspect_err(|_| self.store.journal.abort())
     }
@@ -360,7 +361,8 @@ impl Rename<'_, '_> {
         self.store.linked(link, self.view)
     }
 
-    /// Removes the old name if `other` is None. An error comes only before the first change.
+    /// Makes the new name lead to the moved inode, and the old name to `other`. Removes the old
+    /// name if `other` is None. An error comes only before the first change.
     fn set_names(&mut self, other: Option<Link>) -> Result<(), Errno> {
         let (new, old) = (self.name_record(self.new)?, self.name_record(self.old)?);
         new.set(self.moved, self.view)?;
@@ -380,6 +382,7 @@ impl Rename<'_, '_> {
         NameRecord::find(at.0.ino, self.locks.state(at.0.ino)?, at.1, self.view)
     }
 
+    /// Returns the records of the new and the old directory, with their counts after the rename.
     /// `EIO` if a count is too small, `EMLINK` if a count overflows.
     fn count(
         &mut self,
@@ -394,7 +397,8 @@ impl Rename<'_, '_> {
         Ok([in_new, in_old])
     }
 
-    /// If both directories are the same, the second record is the right one, so it is saved last.
+    /// Saves the records of the new and the old directory. If both are the same directory, only the
+    /// second record has all changes, so it is saved last.
     fn save_directories(&mut self, counted: [InodeRecord; 2]) -> Result<(), Errno> {
         let now = now();
         for (dir, counted) in [self.new.0, self.old.0].into_iter().zip(counted) {
@@ -403,7 +407,8 @@ impl Rename<'_, '_> {
         Ok(())
     }
 
-    /// A moved directory also gets a new parent.
+    /// Sets the change time of an inode that was moved to the directory `dir`. If the inode is a
+    /// directory, also sets its parent.
     fn touch(&mut self, inode: &Inode, dir: u64) -> Result<(), Errno> {
         let view = self.view;
         let change = |state: &mut State| {
@@ -440,7 +445,8 @@ impl<'a> Locks<'a> {
         Ok(locks)
     }
 
-    /// `ESTALE` if [`Locks::new`] has not locked the directory.
+    /// Returns the state of a locked directory. `ESTALE` if [`Locks::new`] has not locked the
+    /// directory.
     fn state(&mut self, ino: u64) -> Result<&mut State, Errno> {
         let mut all = self.0.iter_mut().flatten();
         all.find(|(at, _)| *at == ino).map(|(_, state)| &mut **state).ok_or(Errno::STALE)
@@ -457,8 +463,8 @@ pub(crate) fn check_directory(inode: &Inode) -> Result<(), Errno> {
     if inode.kind == FileKind::Directory { Ok(()) } else { Err(Errno::NOTDIR) }
 }
 
-/// Returns `EIO` if an inode has another file type than its directory entry. A call locks
-/// directories by the type in the entry, so a damaged entry must not get further.
+/// Returns `EIO` if an inode has another file type than its directory entry. The type in the entry
+/// decides which inodes are locked, so a call must not continue with a wrong type.
 fn check_kind(inode: &Inode, link: Link) -> Result<(), Errno> {
     if inode.kind == link.kind { Ok(()) } else { Err(Errno::IO) }
 }

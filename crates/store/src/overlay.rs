@@ -10,8 +10,8 @@
 //! # Invariants
 //! - V.1: if an overlay is truncated and extended again, the new bytes are zeros. The bytes of the
 //!   device below do not come back.
-//! - V.2: an overlay reads only two kinds of bytes from the device below: those that its caller
-//!   reads, and the rest of a block that its caller writes in part.
+//! - V.2: an overlay reads only two kinds of bytes from the device below. They are those that its
+//!   caller reads, and the rest of a block that its caller writes in part.
 //!
 //! # Limits
 //! Each written block of 4096 bytes stays in memory. The replay of a log of 16 MiB may take some
@@ -55,7 +55,7 @@ impl Overlay {
         Ok(Overlay { below, written })
     }
 
-    /// The range must be within one block.
+    /// Reads from the overlay or from the device below. The range must be within one block.
     fn read_piece(&self, written: &Written, offset: u64, out: &mut [u8]) -> io::Result<()> {
         if let Some(block) = written.blocks.get(&(offset / BLOCK_BYTES)) {
             let at = (offset % BLOCK_BYTES) as usize;

@@ -31,8 +31,8 @@ const LINKABLE: u32 = 1;
 /// The inode has an access ACL.
 const HAS_ACL: u32 = 2;
 
-/// No store reaches this limit of inode numbers, block ids and generations by counting. A larger
-/// number in a record is damage: the next number might wrap around to one in use.
+/// The largest valid inode number, block id or generation. No store counts that far. So a larger
+/// number in a record is damage, and the number after it might wrap around to one in use.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
 /// Maximum number of entries of a directory, so that its size in stat(2) cannot overflow.
@@ -98,7 +98,8 @@ impl Key {
 pub(crate) struct SuperRecord {
     pub(crate) version: u32,
     pub(crate) seed: u64,
-    /// Entries of earlier generations are void.
+    /// The generation of the log, which each commit to the database increments. Log entries of
+    /// earlier generations are void.
     pub(crate) generation: u64,
     /// Length in bytes of the log in use, or 0. If the log is shorter than that, it may have lost
     /// entries.
@@ -210,8 +211,8 @@ impl InodeRecord {
         Ok((record, fields.0))
     }
 
-    /// `got` and `lost` are the entries gained and lost, each with the number of directories among
-    /// them.
+    /// Updates the counts of a directory that gains and loses entries. `got` and `lost` are the
+    /// entries gained and lost, each with the number of directories among them.
     ///
     /// # Errors
     /// `EIO` if the directory would lose more entries or subdirectories than it has. `EMLINK` if
@@ -249,7 +250,8 @@ impl Entry<'_> {
     }
 }
 
-/// Ends with `EIO` at an invalid entry.
+/// Iterates over the directory entries in a record. At an invalid entry, the iterator yields `EIO`
+/// and ends.
 pub(crate) struct Entries<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Entries<'a> {
@@ -283,14 +285,15 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// On a larger device, sums of block numbers could overflow.
+/// Maximum number of blocks of the data device. On a larger device, sums of block numbers could
+/// overflow.
 pub(crate) const BLOCKS_MAX: u64 = 1 << 51;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) physical: u64,
     pub(crate) len: u64,
-    /// False for reserved blocks, which read as zeros.
+    /// True for blocks with data, and false for reserved blocks, which read as zeros.
     pub(crate) is_written: bool,
 }
 
@@ -311,8 +314,9 @@ impl Extent {
         Ok(Extent { physical, len, is_written: flags == 0 })
     }
 
-    /// `EIO` if the number is too large. The limit is above the largest file size, since reserved
-    /// blocks may lie behind the end, and an insertion moves them even farther.
+    /// Returns the logical block behind the extent. `EIO` if the number is too large. The limit is
+    /// above the largest file size: reserved blocks may lie behind the end of the file, and an
+    /// insertion moves them even farther.
     pub(crate) fn logical_end(self, logical: u64) -> Result<u64, Errno> {
         let end = logical.checked_add(self.len).filter(|&end| end <= 4 * BLOCKS_MAX);
         end.ok_or(Errno::IO)
@@ -349,7 +353,7 @@ impl UsersRecord {
     }
 }
 
-/// `EIO` if they end too early.
+/// Parses the fields of a value one after the other. `EIO` if the value ends too early.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl Fields<'_> {

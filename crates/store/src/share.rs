@@ -161,7 +161,7 @@ impl ShareIndex for MbcacheIndex {
     }
 
     fn note_users(&self, key: u64, block: u64, users: u32) {
-        // `corewalk-mbcache` only needs numbers of users that are near the maximum.
+        // `corewalk-mbcache` needs the number of users only if it is near the maximum.
         if users + 1 >= self.0.users_max() {
             self.0.note_users(key, block, users);
         }
@@ -228,8 +228,8 @@ mod tests {
     use super::*;
     use crate::{Store, StoreOptions, fsck};
 
-    /// The default index with checks of the rules H.4 and H.5. Each mutex protects the value inside
-    /// it.
+    /// The default index, which also checks that the store follows rules H.4 and H.5. Each mutex
+    /// protects the value inside it.
     struct Watched {
         index: MbcacheIndex,
         looks: Mutex<u64>,
@@ -484,7 +484,7 @@ mod tests {
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (1, 2));
         let three = [make_with("c", 3), make_with("d", 3)];
         assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (3, 4));
-        // A set that becomes short enough must be shared.
+        // A set that becomes short enough to be shared must be shared.
         store.removexattr(three[0], b"user.2").unwrap();
         store.setxattr(three[1], b"user.3", b"x", XattrMode::Set).unwrap();
         store.removexattr(three[1], b"user.3").unwrap();

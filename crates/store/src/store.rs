@@ -447,15 +447,16 @@ impl Store {
         stats
     }
 
-    /// `ENOSPC` once all numbers that a mount accepts are used.
+    /// Returns a new inode number. `ENOSPC` once all numbers that a mount accepts are used.
     pub(crate) fn draw_ino(&self) -> Result<u64, Errno> {
         // ORDERING: Relaxed. The atomic addition alone gives different numbers to two threads.
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         if ino <= NUMBER_MAX { Ok(ino) } else { Err(Errno::NOSPC) }
     }
 
-    /// If there is no space, private attribute blocks are freed by de-duplication, and `change` is
-    /// called again. The caller holds no lock and no handle of the journal.
+    /// Calls `change`. If that fails for lack of space, frees private attribute blocks by
+    /// de-duplication, and calls `change` again. The caller holds no lock and no handle of the
+    /// journal.
     pub(crate) fn with_room<R>(&self, change: impl Fn() -> Result<R, Errno>) -> Result<R, Errno> {
         // Another thread may empty the de-duplication queue during `change`, which also frees
         // blocks. So read the length of the queue before.
@@ -475,7 +476,8 @@ impl Store {
         FileTx { ino, journal: &self.journal, view, space: &self.space }
     }
 
-    /// The caller holds no handle of the journal.
+    /// Returns the inode of `node`, and reads it if it is not in memory. The caller holds no handle
+    /// of the journal.
     pub(crate) fn inode(&self, node: Node<'_>) -> Result<Arc<Inode>, Errno> {
         match self.table.find(node.ino()) {
             Some(inode) => Ok(inode),
@@ -534,7 +536,8 @@ impl Store {
         Ok(())
     }
 
-    /// An inode with links only leaves memory, and one without links is freed.
+    /// Forgets an inode that clients no longer use. An inode without links is freed, and any other
+    /// inode only leaves memory.
     pub(crate) fn forget_inode(&self, ino: u64) {
         let Some(inode) = self.table.find(ino).or_else(|| self.orphan(ino)) else { return };
         if inode.state.read().record.nlink > 0 {
@@ -566,7 +569,8 @@ impl Store {
         self.table.remove(ino);
     }
 
-    /// An inode that had no links at a crash is still to be freed.
+    /// Returns the inode `ino` if it has no links, for example because of a crash before it was
+    /// freed. Otherwise returns None.
     fn orphan(&self, ino: u64) -> Option<Arc<Inode>> {
         let view = self.journal.view();
         view.get(&Key::of(Kind::Orphan, ino)).ok()??;
@@ -594,7 +598,8 @@ impl From<Errno> for OpenError {
     }
 }
 
-/// Commits earlier if the running transaction exceeds `bytes_max`.
+/// The loop of the committer. It commits when the time `every` has passed since a change, or
+/// earlier if the running transaction exceeds `bytes_max`.
 fn commit_in_time(
     journal: &Journal,
     late: &Late,
@@ -615,11 +620,12 @@ fn commit_in_time(
             }
         }
         late.share();
-        // `sync` and fsync report an error. A transaction that another thread logs meanwhile is not
-        // forgotten: `forget_poke` wakes this thread again.
+        // Ignore an error, because `sync` and fsync report it. If another thread has put a
+        // transaction into the log meanwhile, `forget_poke` wakes this thread again.
         let _ = journal.checkpoint();
         journal.forget_poke();
-        // Another thread may have queued an inode since the call of `share`.
+        // If another thread has queued an inode since the call of `share`, de-duplicate it in the
+        // next round.
         if late.len() > 0 {
             journal.poke();
         }

@@ -95,7 +95,7 @@ pub enum OpenError {
         /// The error of the host.
         error: io::Error,
     },
-    /// The database is too old: the log has an entry or an end mark of a later generation, so a
+    /// The database is too old. The log has an entry or an end mark of a later generation, so a
     /// commit of the database is lost.
     DatabaseBehind {
         /// The generation of the database.
@@ -230,7 +230,8 @@ pub(crate) struct StoreDir {
 }
 
 impl StoreDir {
-    /// If there is no store, makes one, whose database `format` fills.
+    /// Opens the store in the directory `path` for changes. If there is no store, makes one, and
+    /// calls `format` to fill its database.
     pub(crate) fn open_or_make(
         path: &Path,
         format: impl FnOnce(Arc<dyn Device>) -> io::Result<Snapshot>,
@@ -258,7 +259,8 @@ impl StoreDir {
             open_file(&path.join(RESERVE), true)?;
             fs::rename(&new, path.join(META))?;
         }
-        // The process that made the store may have been killed before it synced the directory.
+        // Sync the directory even if the store existed: the process that made the store may have
+        // been killed before it synced the directory.
         File::open(path)?.sync_all()?;
         Ok(store_dir)
     }
@@ -269,8 +271,8 @@ impl StoreDir {
         StoreDir::lock(path, lock, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// On a read-only file system of the host, the directory is locked for reading, and changes of
-    /// the devices stay in memory.
+    /// Opens a store for a read-only mount. If the host's file system is read-only, the directory
+    /// is locked for reading, and changes of the devices stay in memory.
     pub(crate) fn open_unchanged(path: &Path) -> Result<StoreDir, OpenError> {
         match StoreDir::open(path) {
             Err(error) if error.errno() == Errno::ROFS => StoreDir::open_to_read(path),
@@ -305,7 +307,8 @@ impl StoreDir {
         }
     }
 
-    /// A missing file is an empty device in memory until `make_lost` makes the file.
+    /// Opens the files of the store as devices. A missing file is replaced by an empty device in
+    /// memory, until `make_lost` makes the file.
     pub(crate) fn devices(&self) -> io::Result<Devices> {
         match self.is_overlaid {
             true => {
@@ -400,7 +403,8 @@ fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let file = format!("{major:02x}:{minor:02x}:{ino}");
     locks.lines().find_map(|line| {
-        // The line of a process that only waits for the lock has an arrow (`->`) before `FLOCK`.
+        // A line that has an arrow (`->`) before `FLOCK` is of a process that only waits for the
+        // lock. This pattern does not match such a line.
         let [_, "FLOCK", _, _, pid, at, ..] = line.split_whitespace().collect::<Vec<_>>()[..]
         else {
             return None;
@@ -410,8 +414,9 @@ fn find_holder(locks: &str, dev: u64, ino: u64) -> Option<u32> {
     })
 }
 
-/// Returns an error if `meta` is empty, or missing while another file has content: that store has
-/// lost its database.
+/// Returns true if the directory contains no database, so that a new store can be made. A store
+/// that has lost its database is an error: `meta` is empty, or it is missing while another file has
+/// content.
 fn is_missing(path: &Path) -> Result<bool, OpenError> {
     let bytes = |name| match fs::symlink_metadata(path.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -465,7 +470,8 @@ fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 /// keep it until the child executes a program.
 impl Drop for StoreDir {
     fn drop(&mut self) {
-        // An error changes nothing: the lock ends with its last descriptor.
+        // If the unlock fails, the lock still ends when its last descriptor is closed. So the error
+        // is ignored.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }

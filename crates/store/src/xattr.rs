@@ -9,7 +9,7 @@
 //! little-endian), its name, and its value.
 //!
 //! # Limits
-//! The limits of xattr(7) hold: a name has at most 255 bytes, a value 64 KiB, and all names of an
+//! The limits of xattr(7) hold. A name has at most 255 bytes, a value 64 KiB, and all names of an
 //! inode with their NULs 64 KiB. All names and values of an inode have at most 1 MiB, as in tmpfs.
 //!
 //! An attribute set above these limits, made by an older version, is kept. It may only become
@@ -25,8 +25,8 @@ use corewalk::{AclKind, Errno, FileKind, XattrMode};
 
 const VALUE_BYTES_MAX: usize = 65536;
 const LIST_BYTES_MAX: usize = 65536;
-/// Every change of an attribute copies the whole set, so all names and values (without ACLs) are
-/// limited to 1 MiB.
+/// Maximum number of bytes of all names and values of an inode, without ACLs. Every change of an
+/// attribute copies the whole set, so the set must not be too long.
 const SET_BYTES_MAX: usize = 1 << 20;
 const SYSTEM: &[u8] = b"system.";
 
@@ -102,7 +102,8 @@ pub(crate) fn with(set: &[u8], name: &[u8], value: Option<&[u8]>) -> Vec<u8> {
     out
 }
 
-/// The caller has checked the name.
+/// Returns a copy of the attribute set `set` in which `name` has the value `value`. The caller has
+/// checked the name.
 ///
 /// # Errors
 /// `E2BIG` for a value that is too long. `EEXIST` or `ENODATA` if `mode` forbids the change.
@@ -133,7 +134,7 @@ pub(crate) fn changed(
     Ok(with(set, name, Some(value)))
 }
 
-/// `EIO` if the ACL is invalid.
+/// Returns the ACL in an attribute set, or None if the set has none. `EIO` if the ACL is invalid.
 pub(crate) fn acl(set: &[u8], kind: AclKind) -> Result<Option<Acl>, Errno> {
     match find(set, acl_name(kind)) {
         Some(value) => Acl::from_xattr(value).map_err(|_| Errno::IO),

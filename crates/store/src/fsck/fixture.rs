@@ -1,4 +1,4 @@
-//! Makes small stores, of which a test can damage single records.
+//! Makes small stores and damages single records in them, for the tests of `fsck`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +19,8 @@ pub(super) fn options() -> StoreOptions {
     StoreOptions { log_bytes: 64 << 10, ..StoreOptions::default() }
 }
 
-/// A directory (inode 2) contains a file (inode 3), which has data and attribute block 1.
+/// Makes a store in which a directory (inode 2) contains a file (inode 3). The file has data and
+/// attribute block 1.
 pub(super) fn store(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("fsck-{}-{name}", std::process::id()));
     let store = Store::open(&path, &options()).unwrap();

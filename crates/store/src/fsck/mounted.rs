@@ -54,8 +54,8 @@ fn directory_that_says_it_has_no_entries_loses_none() {
             let renamed = store.rename((dir(), name("file")), (root(), name("x")), mode);
             assert_eq!(renamed, Err(Errno::IO));
         }
-        // The record of directory `dir` wrongly says that it has 0 entries, so `remove` must read
-        // them.
+        // The record of the directory `dir` wrongly says that it has 0 entries. So `remove` must
+        // look for entries, and must not trust that count.
         assert_eq!(store.remove(root(), name("dir"), dir()), Err(Errno::IO));
         let other = store.make(root(), name("other"), &Make::new(0o040_755, 0, 0)).unwrap();
         let renamed = store.rename((root(), name("other")), (root(), name("dir")), moves[0]);
@@ -119,8 +119,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
         move |store: &Store| {
             let at = (at.0, name(at.1));
             assert_eq!(store.remove(at.0, at.1, node), Err(Errno::IO));
-            // `rename` may find first that the two directory entries have different types
-            // (`ENOTDIR`, `EISDIR`).
+            // `rename` may fail with `ENOTDIR` or `EISDIR` instead, because the two directory
+            // entries have different types.
             let assert_fails = |from, to, mode| {
                 let renamed = store.rename(from, to, mode);
                 let is_refused =
@@ -151,8 +151,8 @@ fn entry_of_another_kind_than_its_inode_stays() {
     try_with("as-file", directory_as_file, run((root(), "dir"), dir()), &findings);
 }
 
-/// New numbers follow the largest used one, so an invalid number could make them wrap around to
-/// that of the root.
+/// A record with an invalid number must be refused. A new number follows the largest used one, so
+/// it could wrap around to the number of the root.
 #[test]
 fn numbers_that_nothing_has_are_refused() {
     for kind in [Kind::Orphan, Kind::Inode, Kind::XattrUsers] {
@@ -198,7 +198,8 @@ fn blocks_and_generations_that_cannot_be_counted_are_refused() {
     }
 }
 
-/// If one of the overlapping extents were freed, another file would get blocks that are in use.
+/// A store with overlapping extents must be refused. If one of the extents were freed, another file
+/// would get blocks that are in use.
 #[test]
 fn blocks_that_are_used_twice_are_refused() {
     for (first, second, block) in [((5, 1), (5, 1), 5), ((5, 4), (6, 1), 6), ((5, 2), (6, 9), 6)] {

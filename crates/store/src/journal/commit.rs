@@ -42,8 +42,9 @@ use crate::layer::{Layer, Record};
 use crate::record::{Key, SuperRecord};
 
 const LOGGED_RECORDS_MAX: u64 = 256 << 10;
-/// The first attempt may fail because a read has failed before, and the second because the host is
-/// full. The third can use the space of the reserve.
+/// Maximum number of attempts to write a transaction to the database. The first attempt may fail
+/// because a read has failed before, and the second because the host is full. The third can use the
+/// space of the reserve.
 const ATTEMPTS_MAX: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,15 +57,16 @@ struct Frozen {
     tid: u64,
     layer: Arc<Layer>,
     logged: Option<Arc<Layer>>,
-    /// The ranges of the data device that were written. None if they are too long or too many for
-    /// the log.
+    /// The ranges of the data device that the transaction has written. The field is None if the
+    /// ranges are too long or too many for the log.
     written: Option<Vec<(u64, u32)>>,
     /// If true, this commit must reopen the database.
     has_failed_read: bool,
 }
 
 impl Journal {
-    /// Fails with `EIO` after a failed commit: the data may then be lost.
+    /// Makes the file data that was written up to the transaction `tid` durable. `EIO` after a
+    /// failed commit, because the data may be lost then.
     pub(crate) fn sync_data(&self, tid: u64) -> Result<(), Errno> {
         let state = self.state.lock();
         let (is_committed, has_logged_data) = (state.committed >= tid, state.has_logged_data);
@@ -89,9 +91,9 @@ impl Journal {
         if self.check().is_err() {
             return Err(io::ErrorKind::Other.into());
         }
-        // ORDERING: Relaxed. `write_data` sets the flag before the call of each sync that has to
-        // cover its write. The file's data lock, the transaction barrier or the caller's own order
-        // makes the store visible.
+        // ORDERING: Relaxed. A sync must cover each write that ended before the call of the sync,
+        // and `write_data` sets the flag by then. The file's data lock, the transaction barrier or
+        // the order in the caller's thread makes the store visible.
         if !self.is_data_dirty.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
@@ -161,7 +163,8 @@ impl Journal {
         }
     }
 
-    /// If that fails, a later call tries again.
+    /// Reopens the database if a read of it has failed. If the database cannot be reopened, a later
+    /// call tries again.
     fn reopen_if_failed(&self) {
         if !self.view().base.has_failed_read() {
             return;
@@ -311,7 +314,7 @@ impl Journal {
         drop(log);
         for shard in &self.barrier {
             // The views may be updated one after the other, because old and new ones show the same
-            // records: either in two layers or in the snapshot of the database.
+            // records. They show them either in two layers or in the snapshot of the database.
             let mut view = shard.write();
             view.base = base.clone();
             (view.frozen, view.logged) = (None, None);
@@ -433,8 +436,8 @@ mod tests {
     use crate::record::Kind;
     use crate::store::{Store, StoreOptions};
 
-    /// Starts a commit while an operation still runs, which then calls `end`. Also returns whether
-    /// the operation's change survives a remount.
+    /// Starts a commit while an operation still runs. The operation then calls `end`, and ends.
+    /// Returns the result of the commit, and whether the operation's change survives a remount.
     fn commit_amid(name: &str, end: impl FnOnce(&Journal)) -> (Result<(), Errno>, bool) {
         let path = std::env::temp_dir().join(format!("commit-{}-{name}", std::process::id()));
         let log_bytes = 64 << 10;
@@ -461,7 +464,8 @@ mod tests {
         (done, is_there)
     }
 
-    /// The operation aborts the journal while the commit already waits for the operation.
+    /// An operation aborts the journal while a commit already waits for the operation. The commit
+    /// must then fail.
     #[test]
     fn abort_before_the_barrier_is_closed_stops_the_commit() {
         assert_eq!(commit_amid("abort", Journal::abort), (Err(Errno::IO), false));

@@ -1,7 +1,7 @@
 //! The open database of a mounted store, which may be reopened after errors.
 //!
 //! After an error, redb refuses all calls until the database is reopened. The reopened database may
-//! be older: the host may have lost written pages, or redb may have silently fallen back by one
+//! be older. The host may have lost written pages, or redb may have silently fallen back by one
 //! commit because a page is damaged.
 //!
 //! The type `Opened` keeps two more facts: whether the device may have lost data, and the
@@ -42,17 +42,19 @@ impl Opened {
         Opened { device, cache_bytes, database: Some(database), generation, loss }
     }
 
-    /// If confirmed data may be lost, the database must be neither read nor written (invariants O.1
-    /// and O.2).
+    /// Returns true if confirmed data may be lost. Then the database must be neither read nor
+    /// written (invariants O.1 and O.2).
     pub(super) fn is_lost(&self) -> bool {
         self.loss.is_noted()
     }
 
-    /// It may still refuse calls after an error.
+    /// Returns true if the database is open. An open database may still refuse calls after an
+    /// error.
     pub(super) fn is_open(&self) -> bool {
         self.database.is_some()
     }
 
+    /// Writes `records` to the database in one commit, and returns a snapshot that shows them.
     /// After an error the database refuses all calls.
     pub(super) fn write(
         &mut self,
@@ -65,7 +67,8 @@ impl Opened {
         Ok(snapshot)
     }
 
-    /// The caller has dropped all snapshots of the database.
+    /// Reopens the database and returns a new snapshot. The caller has dropped all other snapshots
+    /// of the database.
     ///
     /// # Errors
     /// The error of the device; `InvalidData` if confirmed commits are missing. After an error the

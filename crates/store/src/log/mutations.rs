@@ -211,7 +211,8 @@ enum Mounted {
     Behind,
 }
 
-/// `bad` is the number of an unreadable block.
+/// Reads `log` as a mount does whose database has the generation `generation`. `bad` is the number
+/// of an unreadable block.
 fn mounted(log: &[u8], bad: Option<usize>, generation: u64) -> Mounted {
     let device = Bytes(Mutex::new(log.to_vec()), bad);
     match look(&device, superblock(generation)) {

@@ -62,7 +62,8 @@ pub(crate) struct Contents {
     pub(crate) data_end: u64,
 }
 
-/// Fails with:
+/// Verifies the log, and returns the facts that a mount needs before it changes the store. Fails
+/// with:
 /// - [`OpenError::DatabaseBehind`], [`OpenError::LogDamaged`], [`OpenError::LogUnreadable`].
 /// - [`OpenError::LogRead`], unless an end mark says that the log is empty.
 /// - The error of the device if the length of the log cannot be read.
@@ -102,7 +103,8 @@ pub(crate) fn replay(
             database.write(&[(Key::SUPER, Some(next.encode().into()))])?;
         }
         if contents.is_unreadable {
-            // The end mark already says that the log is empty, so an error does no harm.
+            // If the log cannot be truncated, its end mark still says that it is empty. So the
+            // error is ignored.
             let _ = devices.log.set_len(0);
         }
         return Ok(next);
@@ -120,8 +122,8 @@ pub(crate) fn replay(
                 Item::Data(offset, bytes) => devices.data.write_at(offset, bytes),
             })?;
         }
-        // The commit to the database makes the copy of the data in the log void, so sync the data
-        // before.
+        // Sync the data before the commit to the database, because that commit makes the copy of
+        // the data in the log void.
         devices.data.sync()?;
         put(&Key::SUPER, Some(&next.encode()))
     })?;
@@ -196,7 +198,7 @@ impl<'a> Reader<'a> {
         Ok(Some(&self.buffer[HEADER_BYTES..]))
     }
 
-    /// Fails with:
+    /// Searches the log behind its end for valid entries. Fails with:
     /// - [`OpenError::LogDamaged`] if an invalid entry is followed by a valid entry of the same
     ///   generation.
     /// - [`OpenError::DatabaseBehind`] if an entry has a later generation than the database.
@@ -204,8 +206,8 @@ impl<'a> Reader<'a> {
     fn check_behind(&mut self) -> Result<(), OpenError> {
         let mut damaged = None;
         let blocks = (self.at..self.len).step_by(BLOCK_BYTES);
-        // An entry takes at least one block, so an entry at `at` has at most the number
-        // `self.number + behind`.
+        // An entry takes at least one block. So the number of an entry that starts `behind` blocks
+        // farther is at most `self.number + behind`.
         for (behind, at) in (0..).zip(blocks) {
             let found = self.read(at).map_err(|error| OpenError::LogRead { at, error })?;
             let Some((log, number)) = found else { continue };

@@ -65,11 +65,11 @@ impl Device for Slow {
     }
 }
 
-/// The host reports a failed sync only once, so every thread that waits for that sync must get the
-/// error.
+/// The host reports a failed sync only once. So every thread that waits for a failed sync of file
+/// data must get the error.
 ///
-/// After a failed sync of the log, the transaction goes to the database, and no thread gets an
-/// error.
+/// If instead the sync of the log fails, the transaction goes to the database, and no thread gets
+/// an error.
 #[test]
 fn failed_sync_of_data_is_heard_by_those_who_wait() {
     let _watchdog = Watchdog::start("a failed sync", Duration::from_secs(60));

@@ -38,8 +38,8 @@ const EPOCHS: usize = 60;
 const MOUNTS: usize = 3;
 const STEPS: u64 = 12;
 const POINTS: usize = 400;
-/// The distance between crash points that are tried in succession is a prime number, so that all
-/// are tried.
+/// The distance between two crash points that are tried one after the other. It is a prime number,
+/// so that all crash points are tried.
 const STRIDE: usize = 7919;
 const META: usize = 0;
 const DATA: usize = 1;
@@ -139,14 +139,14 @@ fn change(store: &Store, rng: &mut Rng, tags: &mut Tags, since: &mut Written) {
         }
         5 => {
             store.remove(root, this, node).unwrap();
-            // An inode without links is freed when it is forgotten, and otherwise becomes an
-            // orphan.
+            // The store frees the removed inode when the inode is forgotten. If that does not
+            // happen, the inode becomes an orphan.
             if rng.chance(2, 3) {
                 store.forget(attr.ino, attr.generation);
             }
         }
         6 => {
-            // After the next commit, another file can get the freed blocks.
+            // Free the blocks of the file. After the next commit, another file can get them.
             let empty = SetAttr::default().with_size(0);
             store.setattr(node, &empty).unwrap();
             let len = if rng.chance(1, 3) { 70_000 } else { 1 + rng.index(50_000) };
@@ -399,7 +399,8 @@ fn try_unreadable(
     judge(&disks, confirmed, point, made).map(|()| first)
 }
 
-/// If only file data is unreadable, all names and attributes must be readable.
+/// Reads the whole store, and returns how many reads fail with `EIO`. If `is_data` is true, only
+/// file data is unreadable, so all names and attributes must be readable.
 fn count_unread(store: &Store, is_data: bool) -> Result<u32, String> {
     let mut unread = 0;
     let mut open = vec![Node::detached(1, FileKind::Directory)];
@@ -485,7 +486,8 @@ fn control_lost_byte_is_not_allowed() {
             }
         }
     }
-    // Of the 256 values of a byte, `is_like` must accept only few.
+    // Only few of the tried bytes may be legal. Otherwise the test would not show that `is_like`
+    // rejects wrong bytes.
     assert!(told[0] > 100 * told[1] && told[1] > 100, "{told:?}");
 }
 
@@ -493,8 +495,8 @@ fn without_syncs(devices: &[usize]) -> String {
     let (mut log, confirmed) = load(&Disks::new(), Seed(1), true);
     let first = confirmed[0].at;
     for step in &mut log[first..] {
-        // Removing the sync would change the indexes of later calls, which `confirmed` contains. So
-        // sync an unused device instead.
+        // `confirmed` contains indexes of device calls, which would change if the sync were
+        // removed. So sync an unused device instead.
         if matches!(step, Step::Sync { device } if devices.contains(device)) {
             *step = Step::Sync { device: 9 };
         }

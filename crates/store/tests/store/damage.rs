@@ -13,7 +13,7 @@ use crate::memory::{Disks, quiet};
 const BLOCK: usize = 4096;
 const LOG: usize = 3;
 
-/// `at` is the offset in bytes.
+/// An entry of the log: its offset in bytes and its length in blocks.
 struct Entry {
     at: usize,
     blocks: usize,
@@ -105,8 +105,8 @@ fn damage_amid_the_log_is_refused_and_a_torn_end_is_not() {
     }
 }
 
-/// The error message advises to cut the log at the damage. The store must then be in the state of
-/// the last commit before it.
+/// The error message for a damaged log advises to cut the log at the damage. A mount of the cut log
+/// must show the state of the last commit before the damage.
 #[test]
 fn log_that_is_cut_at_the_damage_is_mounted() {
     let (contents, entries, trees) = load();
@@ -221,8 +221,8 @@ fn mount_of_a_log_that_is_changed_at_random_loses_nothing_that_is_there() {
         let (disks, opened) = open(&[meta, data, reserve, log]);
         match opened {
             Ok(store) => {
-                // The hash of an entry does not cover its padding, so an entry with changed padding
-                // may count too.
+                // The hash of an entry does not cover the padding behind it. So an entry with
+                // changed padding may still be valid.
                 let got = tree(&store);
                 assert!(trees[last..].contains(&got), "seed {number}");
                 mounted += 1;

@@ -137,7 +137,7 @@ fn failing_reads_are_eio_while_they_last() {
     }
     let before = tree(&store);
     drop(store);
-    // A page cache would return records although reads of the device fail.
+    // Use no page cache, which would return records although reads of the device fail.
     let store = disks.open(&quiet().with_cache_bytes(0));
     disks.shared.lock().is_read_failing = true;
     let mut failed = 0;
@@ -199,8 +199,8 @@ fn failing_writes_are_eio_then_read_only() {
     assert_eq!(tree(&disks.open(&quiet())), before);
 }
 
-/// If failing reads prevent that a file is freed, it is freed later. Until then the store must stay
-/// writable (guarantee S.3).
+/// A file that cannot be freed because reads fail must be freed later. Until then the store must
+/// stay writable (guarantee S.3).
 #[test]
 fn forgets_while_reads_fail_are_done_later() {
     let disks = Disks::new();
@@ -254,8 +254,8 @@ fn fsync_of_what_is_durable_costs_nothing() {
     store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().commits - commits), (2, 2));
     assert_eq!(store.stats().logged_commits, 2);
-    // The write is too large for the log, which has older bytes of the same blocks. So the commit
-    // must make the log void (guarantee J.6).
+    // The log has older bytes of the blocks that this write changes, and the write is too large for
+    // the log. So the commit must make the log void (guarantee J.6).
     store.write(file, 0, &[6; 200_000]).unwrap();
     store.fsync(file, false).unwrap();
     assert_eq!((syncs() - start, store.stats().logged_commits), (4, 2));
@@ -344,7 +344,8 @@ fn older_bytes_of_the_log_do_not_come_back() {
             store.fsync(file, true).unwrap();
             store.write(file, 5_000, &vec![byte + 100; len]).unwrap();
             store.fsync(file, true).unwrap();
-            // After a kill of the process, the host keeps the data that was not synced.
+            // Simulate a kill of the process. The host keeps the data that was not synced, and the
+            // replay must not write older data over it.
             let again = Disks::with(disks.contents());
             let other = again.open(&quiet());
             let mut bytes = vec![0; 5_000 + len];
@@ -372,7 +373,8 @@ fn fallocate_takes_no_more_than_the_host_has() {
     std::fs::remove_dir_all(&path).unwrap();
 }
 
-/// The new mode needs a new ACL, for which there is no space. Then the size must not change either.
+/// One `setattr` changes the size and the mode. The new mode needs a new ACL, for which there is no
+/// space. Then the size must not change either.
 #[test]
 fn size_and_mode_change_both_or_neither() {
     let options = quiet().with_size_bytes(3 * 4096);

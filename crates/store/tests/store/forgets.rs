@@ -1,6 +1,6 @@
-//! Tests of a host that fails to write dirty pages, reports that only once, and still returns these
-//! pages to readers. After a failed sync its data may not be on disk, although reads and later
-//! syncs succeed.
+//! Tests of a host that fails to write dirty pages. The host reports the failure only once, and
+//! still returns these pages to readers. So after a failed sync, data may not be on disk, although
+//! reads and later syncs succeed.
 //!
 //! Source: Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.
 
@@ -19,8 +19,8 @@ fn root() -> Node<'static> {
     Node::detached(1, FileKind::Directory)
 }
 
-/// The failed commit makes the log void in the host's page cache, but on disk the log is still
-/// valid.
+/// A commit makes the log void in the host's page cache, but its sync fails. On disk the log is
+/// still valid. The next mount must show all confirmed changes.
 #[test]
 fn commit_whose_sync_failed_does_not_make_the_log_void() {
     let disks = Disks::new();

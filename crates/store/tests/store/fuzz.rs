@@ -22,7 +22,8 @@ use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
 use crate::memory::{Disks, quiet};
 
-/// The store does not export its hash, so the test includes the source.
+/// The hash function of the store. The store does not export this module, so the test includes its
+/// source.
 #[path = "../../src/hash.rs"]
 mod hash;
 
@@ -169,8 +170,8 @@ fn with_records(contents: &[Vec<u8>; 4], input: &[u8]) -> [Vec<u8>; 4] {
     disks.contents()
 }
 
-/// The hash of each changed entry is computed again, or the reader would reject the entry
-/// immediately.
+/// Applies the edits `input` to the log. Then computes the hash of each changed entry again, or the
+/// reader would reject the entry immediately.
 fn with_log(contents: &[Vec<u8>; 4], secret: &hash::Secret, input: &[u8]) -> [Vec<u8>; 4] {
     let mut contents = contents.clone();
     let log = &mut contents[LOG];

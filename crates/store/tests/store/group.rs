@@ -22,7 +22,8 @@ const THREADS: u64 = 4;
 const STEPS: usize = 60;
 const POINTS: usize = 300;
 
-/// `confirmed_at` is the number of device calls when an fsync has confirmed the operation.
+/// The state of a thread's directory after one operation. `confirmed_at` is the number of device
+/// calls at the time when an fsync has confirmed the operation.
 struct State {
     tree: Tree,
     numbers: Numbers,

@@ -187,7 +187,7 @@ fn files_that_change_often_are_shared_at_the_commit() {
     queue_all(&store, &nodes, |number| number % 2);
     let stats = store.stats();
     assert_eq!((stats.xattr_waiting, stats.xattr_blocks, stats.xattr_users), (20, 20, 20));
-    // The running transaction is not committed yet, so a crash would leave no attribute block on
+    // The running transaction is not committed yet, so a crash must leave no attribute block on
     // disk.
     assert_eq!(fsck_devices(&disks.killed().devices()).unwrap().xattr_blocks, 0);
     store.fsync(nodes[3], false).unwrap();
@@ -223,10 +223,11 @@ fn second_change_queues_an_inode_within_the_limit() {
     assert_eq!(fsck_devices(&disks.devices()).unwrap().findings, []);
 }
 
-/// Invariant L.4: an inode whose attributes change once per transaction is not queued for
-/// de-duplication.
+/// A queued inode must stay in the queue during commits for `dirsync`. A sync must de-duplicate its
+/// attributes.
 ///
-/// Commits for `dirsync` must leave the inode queued, and a sync must de-duplicate its attributes.
+/// Invariant L.4: from then on, its attributes change once per transaction, so it is not queued
+/// again.
 #[test]
 fn file_that_changes_once_per_transaction_is_not_queued() {
     let disks = Disks::new();
@@ -247,8 +248,8 @@ fn file_that_changes_once_per_transaction_is_not_queued() {
     }
 }
 
-/// Two files that share a block on disk are queued, and get equal attributes again. The commit must
-/// give both the old block.
+/// Two files share a block on disk. They are queued, and then get equal attributes again. After the
+/// commit, both files must use the old block.
 #[test]
 fn late_sharing_keeps_the_blocks_that_the_disk_has() {
     const PAIRS: u64 = QUEUED_MAX / 2;

@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) bad_block: Option<(usize, u64)>,
     pub(crate) syncs: u64,
     pub(crate) sync_takes: Duration,
-    /// Number of reads that still succeed.
+    /// Number of reads that still succeed before all reads fail; None for no limit.
     pub(crate) reads_left: Option<u64>,
     pub(crate) largest_reads: [usize; 4],
     lens: [u64; 4],
@@ -53,7 +53,7 @@ impl Host {
         Host { disk: bytes.clone(), bytes, dirty: Vec::new() }
     }
 
-    /// After a power failure of the host, only the content on disk remains.
+    /// Returns the content after a power failure of the host: only the content on disk remains.
     fn kept(&self) -> Vec<u8> {
         let mut kept = self.disk.clone();
         kept.resize(self.bytes.len(), 0);
@@ -220,7 +220,7 @@ impl Disks {
         Disks { all, shared }
     }
 
-    /// The original store goes on after this simulated kill.
+    /// Simulates a kill: returns a copy of the devices, while the original store goes on.
     pub(crate) fn killed(&self) -> Disks {
         let disks = Disks::with(self.contents());
         let shared = self.shared.lock();

@@ -16,7 +16,8 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const PAGE: usize = 4096;
 
-/// The records are too many for the log, so the commit goes to the database.
+/// Adds a file with so many attributes that its records do not fit into the log. So the commit goes
+/// to the database.
 fn add_to_database(store: &Store, name: &str) {
     let before = store.stats();
     let (root, this) =
@@ -32,14 +33,16 @@ fn add_to_database(store: &Store, name: &str) {
     assert_eq!((after.commits, after.logged_commits), (before.commits + 1, before.logged_commits));
 }
 
-/// The devices of a killed store, and the content of its database before the last commit.
+/// A killed store: the content of its devices, and its tree. `older` is the content of the database
+/// before the last commit to it.
 struct Killed {
     contents: [Vec<u8>; 4],
     tree: Tree,
     older: Vec<u8>,
 }
 
-/// If `is_log_used` is true, the log had entries before the commit to the database.
+/// Makes a killed store. If `is_log_used` is true, its log had entries before the last commit to
+/// the database.
 fn killed(is_log_used: bool) -> Killed {
     let disks = Disks::new();
     let store = disks.open(&quiet());

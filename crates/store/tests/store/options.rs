@@ -169,7 +169,8 @@ fn range_is_collapsed_on_a_full_host() {
     let file = make(&store, "file", FileKind::Regular);
     store.write(file, 0, &[7; 5 * 4096]).unwrap();
     drop(store);
-    // A host with less free space than the reserve (space for commits) needs counts as full.
+    // Give the host less free space than the reserve (space for commits) needs. Such a host counts
+    // as full.
     let room = disks.used();
     let disks = Disks::with(disks.contents());
     disks.shared.lock().room = Some(room.min(disks.used()));

@@ -238,7 +238,7 @@ fn says_the_same(error: &OpenError, checked: &Result<Report, OpenError>) -> bool
 #[derive(Debug, Default)]
 struct Outcomes {
     refused: u32,
-    /// Damaged stores that the mount accepted, because no damaged page is in use.
+    /// Number of damaged stores that the mount accepted, because no damaged page is in use.
     mounted: u32,
     wrong: Vec<String>,
 }
@@ -345,7 +345,8 @@ fn damaged_database_is_refused_with_what_the_check_says() {
     assert!(refused > 100 && mounted > 20, "{refused} refused, {mounted} mounted");
 }
 
-/// The first bytes of `meta` tell a damaged store from a foreign file.
+/// A file `meta` with wrong first bytes must be reported as foreign. A file with the right first
+/// bytes and other damage must be reported as damaged.
 #[test]
 fn first_page_tells_a_store_from_a_foreign_file() {
     let [victim, _] = load();

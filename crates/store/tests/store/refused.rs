@@ -1,4 +1,5 @@
-//! A refused mount that changed the store would destroy evidence that an administrator needs.
+//! Tests that a refused mount changes nothing. A change could destroy evidence that an
+//! administrator needs.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const BLOCK: usize = 4096;
 
-/// The data is too large for the log.
+/// Adds a file whose data is too large for the log.
 fn add_large(store: &Store, name: &str) {
     let root = Node::detached(1, FileKind::Directory);
     let name = Name::new(name.as_bytes()).unwrap();
@@ -182,7 +183,8 @@ fn mount_whose_host_fails_to_read_loses_nothing() {
         assert_eq!(tree(&disks.open(&quiet())), expected, "read {reads}");
         if opened.is_ok() {
             println!("{unchanged} of {reads} refusals had changed nothing");
-            // A mount makes most of its reads before its first change.
+            // A mount makes most of its reads before its first change. So most failed mounts must
+            // have changed nothing.
             assert!(unchanged * 2 > reads, "{unchanged} of {reads}");
             break;
         }

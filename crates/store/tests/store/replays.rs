@@ -14,7 +14,8 @@ const DATA: usize = 1;
 const LOG: usize = 3;
 const CRASHES: u64 = 6;
 
-/// Simulates a crash that lost all unsynced writes, so the file data is only in the log.
+/// Makes a store, and simulates a crash that lost all unsynced writes. So the file data is only in
+/// the log. Returns the content of the devices and the expected tree.
 fn killed(files: usize, options: &StoreOptions) -> ([Vec<u8>; 4], Tree) {
     let disks = Disks::new();
     let store = disks.open(options);
@@ -106,8 +107,8 @@ fn control_data_that_is_not_synced_before_the_log_is_void_is_caught() {
                 }
             }
         });
-        // Without the sync of the database, a crash can only undo the commit, and the next mount
-        // replays the log again.
+        // The test can notice only the missing sync of file data. Without the sync of the database,
+        // a crash only undoes the commit, and the next mount replays the log again.
         assert_eq!(wrong.is_some(), device == DATA, "{wrong:?}");
     }
 }

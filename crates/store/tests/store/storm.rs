@@ -58,8 +58,8 @@ fn work(store: &Store, dirs: &[Node<'static>], rng: &mut Rng, thread: u64) {
     }
 }
 
-/// One thread finds a block and is about to share it, while another removes its last user. The
-/// block must not be freed then. Trap T34.
+/// One thread finds a block and is about to share it, while another removes the last user of the
+/// block. In this case, the block must not be freed. Trap T34.
 #[test]
 fn threads_and_commits_leave_records_that_agree() {
     for seed in 0..3 {
@@ -122,7 +122,8 @@ fn equal_sets_share_blocks_of_1024_users() {
     }
     assert_eq!((store.stats().xattr_blocks, store.stats().xattr_users), (4, 3_000));
     drop(store);
-    // After a remount, a block enters the index only when it is read.
+    // After a remount, a block enters the index only when it is read. So read two files with each
+    // content.
     let store = disks.open(&quiet());
     for number in 0..2 {
         let node = Node::detached(2 + number, FileKind::Regular);
