@@ -1,25 +1,27 @@
 //! The address of a database, and how a connection to it is opened, encrypted or not.
 //!
-//! Every connection of this crate comes from [`Address::connect`]. [`set_up`] then gives it the
-//! settings that all statements need. They replace any defaults of the role or the database.
+//! [`Address::connect`] opens every connection of this crate. [`set_up`] then changes the settings
+//! of PostgreSQL that all statements need. They replace any defaults of the role or the database.
 //!
 //! # Encryption
 //! `sslmode=` and `sslrootcert=` mean what they mean in libpq:
 //!
-//! | `sslmode=` | encrypted | certificate of the server |
+//! | `sslmode=` | encrypted | accepted certificates of the server |
 //! |---|---|---|
 //! | `disable` | no | |
 //! | `prefer`, the default | if the server can | any |
-//! | `require` | yes | any; with `sslrootcert=` as `verify-ca` |
+//! | `require` | yes | any; if `sslrootcert=` is given, those of `verify-ca` |
 //! | `verify-ca` | yes | signed by a root |
 //! | `verify-full` | yes | signed by a root, for the name of the host |
 //!
-//! `sslrootcert=` names the file with the root certificates. With `verify-full`, they may be the
-//! root certificates of the system instead, which `sslrootcert=system` also selects. The file is
-//! read once, when the URL is parsed. Connections through a Unix socket are never encrypted.
+//! `sslrootcert=` names the file with the root certificates, which is read when the URL is parsed.
+//! `sslrootcert=system` stands for the root certificates of the system. It is allowed for
+//! `verify-full` only, and then `verify-full` is the default of `sslmode=`. `verify-full` without
+//! `sslrootcert=` uses the root certificates of the system, too. Connections through a Unix socket
+//! are never encrypted.
 //!
-//! The crate `tokio-postgres-rustls` supports the channel binding of SCRAM (RFC 5929).
-//! `postgres-native-tls` was rejected, because it needs OpenSSL.
+//! The crate `tokio-postgres-rustls` encrypts connections, and supports the channel binding of
+//! SCRAM (RFC 5929). The crate `postgres-native-tls` was rejected, because it needs OpenSSL.
 //!
 //! Source: libpq, "SSL Support" and "Connection URIs".
 
@@ -45,12 +47,12 @@ use crate::options::UrlError;
 
 /// Time limit for a host to accept a connection, unless the URL has `connect_timeout=`.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// A connection is lost if the database's machine does not answer for this time. `keepalives_idle=`
-/// and `tcp_user_timeout=` of the URL take precedence.
+/// How long the machine of the database may stay silent before its connections count as lost. In a
+/// URL, `keepalives_idle=` and `tcp_user_timeout=` set other limits.
 const SILENCE_LIMIT: Duration = Duration::from_secs(15);
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 60 * 60);
-/// The timeouts of PostgreSQL would end statements that wait for locks, so each connection turns
-/// them off.
+/// A statement that prepares each new connection. It turns the timeouts of PostgreSQL off, because
+/// they would end statements that wait for locks.
 const SETTINGS: &str = "SELECT set_config(name, '0', false) FROM (VALUES ('statement_timeout'), \
                         ('lock_timeout'), ('idle_in_transaction_session_timeout'), \
                         ('idle_session_timeout'), ('transaction_timeout')) AS v (name) \
@@ -119,7 +121,8 @@ impl Address {
         Ok(Address { config, tls: MakeRustlsConnect::new(tls) })
     }
 
-    /// The caller must poll the [`Wire`].
+    /// Opens a connection to one of the hosts. The caller must poll the [`Wire`], or nothing is
+    /// sent and received.
     pub(crate) async fn connect(&self) -> Result<(Client, Wire), DatabaseError> {
         let hosts = self.config.get_hosts().len().max(1) as u32;
         let limit = *self.config.get_connect_timeout().unwrap_or(&CONNECT_LIMIT) * hosts;
@@ -135,7 +138,8 @@ impl Address {
     ) -> Result<(Client, tokio::task::JoinHandle<()>), DatabaseError> {
         let (client, wire) = self.connect().await?;
         let task = tokio::spawn(async move {
-            // Each statement that waits gets the error too, and reports it.
+            // Ignore the error of the connection. Each waiting statement gets it too, and reports
+            // it.
             let _ = wire.await;
         });
         set_up(&client).await?;
@@ -194,7 +198,7 @@ fn read_roots(path: Option<&str>) -> Result<RootCertStore, String> {
 #[derive(Debug)]
 struct Verifier {
     trust: Trust,
-    /// None if any certificate is good.
+    /// Checks the signatures of certificates. None if any certificate is accepted.
     inner: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }
@@ -210,7 +214,8 @@ impl ServerCertVerifier for Verifier {
     ) -> Result<ServerCertVerified, Error> {
         let Some(inner) = &self.inner else { return Ok(ServerCertVerified::assertion()) };
         match inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // rustls checks the name last, so the signatures are good.
+            // rustls checks the host name last. So the signatures are good if only the name is
+            // wrong, and `Trust::Signed` accepts any name.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if self.trust == Trust::Signed => Ok(ServerCertVerified::assertion()),

@@ -1,18 +1,18 @@
 //! Connections to the database.
 //!
-//! A call of the file system is one statement, and each statement is a transaction. A connection
-//! runs its statements in order, but each one is sent without waiting for the one before it
-//! (pipelining). So few connections serve many threads. A statement that waits for a lock delays
-//! the statements behind it on its connection. It never waits for one of these, so there is no
-//! deadlock. The renewals of the session have a connection of their own, so that nothing delays
-//! them.
+//! Each call of the file system sends one SQL statement, and each statement is a transaction. A
+//! connection runs its statements in order. A statement is sent before the one before it is
+//! answered (pipelining), so a few connections serve many threads. A statement that waits for a
+//! lock delays the later statements of its connection. No statement waits for a later one of its
+//! connection, so there is no deadlock. The renewals of the session have a connection of their own,
+//! so that nothing delays them.
 //!
 //! # Threads
-//! Each connection for calls has a runtime without threads. The thread that makes a call drives it,
-//! so it sends the statement and receives the answer without waking another thread. A call takes an
-//! idle connection if there is one. Otherwise several calls share a connection, and one of them
-//! drives it for all. No thread drives an idle connection, so the next call looks first whether the
-//! server has ended it meanwhile.
+//! Each connection for calls has a runtime without threads. The thread that makes a call drives the
+//! runtime. So it sends the statement and receives the answer itself, and wakes no other thread. A
+//! call takes an idle connection if there is one. Otherwise several calls share a connection, and
+//! the thread of one of them drives the runtime for all. No thread drives an idle connection. So
+//! the next call first checks whether the server has closed the connection meanwhile.
 //!
 //! # Lost connections
 //! A statement without an answer is sent again on a new connection (guarantee K.11 in `lib.rs`). A
@@ -59,14 +59,15 @@ pub(crate) type Param<'a> = &'a (dyn ToSql + Sync);
 /// How long the first attempt of a statement may take before its connection counts as lost. The
 /// second value is the longest time that a later attempt may take.
 const STALLS: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(3600));
-/// The first and the longest pause before a statement is sent again.
+/// The first and the longest pause before a statement is sent again. Each pause is twice as long as
+/// the one before, so that a failing database is not overloaded.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// The settings of the planner. Sequential scans are wrong for every statement of a mount, and the
 /// planner would choose them for tables that it believes to be small.
 pub(crate) const PLANS: &str =
     "SET enable_seqscan = off; SET jit = off; SET plan_cache_mode = force_generic_plan";
 
-/// The reason why the database cannot be used.
+/// The reason why a statement or a connection failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DatabaseError {
@@ -81,20 +82,21 @@ pub(crate) struct Database {
     /// The runtime of the mount, which drives the connection of the session.
     handle: Handle,
     address: Address,
-    /// A lane has one connection. The first lane is for the session, the others are for calls of
-    /// the file system.
+    /// One lane for each connection. The first lane is for the session, and the others are for
+    /// calls of the file system.
     lanes: Vec<Lane>,
-    /// The runtimes of the lanes for calls, in their order.
+    /// The runtimes of the lanes for calls: `drivers[i]` belongs to `lanes[i + 1]`.
     drivers: Vec<Runtime>,
     use_of_drivers: corewalk_base::Mutex<UseOfDrivers>,
-    /// The behaviour of calls of the file system while the database cannot be reached.
+    /// Tells whether calls of the file system wait or fail while the database cannot be reached.
     unreachable: Unreachable,
-    /// The instant at which all calls end.
+    /// Set at the end of the mount: the instant at which all unanswered calls fail.
     end: watch::Sender<Option<Instant>>,
     pub(crate) counters: Counters,
 }
 
-/// The use of the runtimes in `Database::drivers`. Its lock is held for an instant.
+/// The number of calls that use each runtime in `Database::drivers`. The mutex of this value is not
+/// held during a call.
 struct UseOfDrivers {
     /// The number of calls that use each runtime.
     calls: Vec<usize>,
@@ -103,8 +105,9 @@ struct UseOfDrivers {
 }
 
 impl UseOfDrivers {
-    /// Takes the idle runtime that was used last, because the server process of its connection has
-    /// the warmest caches. If none is idle, shares the one with the fewest calls.
+    /// Returns the index of a runtime for a call. Prefers the idle runtime that was used last,
+    /// because the server process of its connection has the warmest caches. If none is idle, shares
+    /// the runtime with the fewest calls.
     fn take(&mut self) -> usize {
         let shared = || (0..self.calls.len()).min_by_key(|at| self.calls[*at]).unwrap_or(0);
         let at = self.idle.pop().unwrap_or_else(shared);
@@ -131,7 +134,8 @@ pub(crate) struct Counters {
 
 pub(crate) struct Reply {
     pub(crate) rows: Vec<Row>,
-    /// True if an earlier attempt got no answer, so that it may have had its effect.
+    /// True if an earlier attempt of the statement got no answer. That attempt may have had its
+    /// effect.
     pub(crate) was_lost: bool,
 }
 
@@ -139,12 +143,12 @@ pub(crate) struct Reply {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
     pub(crate) errno: Errno,
-    /// True if an attempt got no answer, so that it may still have its effect. If not, the database
-    /// has undone each attempt.
+    /// True if an attempt of the statement got no answer. The database may still run that attempt.
+    /// If false, the database has undone all attempts.
     pub(crate) was_lost: bool,
 }
 
-/// The place of a connection, which may be closed.
+/// Has at most one connection, which is opened when a statement needs it.
 #[derive(Default)]
 struct Lane {
     open: Mutex<Option<Arc<Open>>>,
@@ -158,7 +162,8 @@ struct Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // The task of a lost connection would otherwise run until the connection fails.
+        // Stop the task of the connection. On a lost connection, the task would run until TCP gives
+        // up.
         self.task.abort();
     }
 }
@@ -166,9 +171,9 @@ impl Drop for Open {
 /// The reaction to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
-    /// Repeat the statement on a new connection.
+    /// Send the statement again on a new connection, because this connection is lost.
     Reconnect,
-    /// Repeat the statement. It had no effect.
+    /// Send the statement again. The database has undone this attempt.
     Again,
     Final(Errno),
 }
@@ -206,8 +211,8 @@ impl Database {
         self.query_change(sql, params).map_err(|failure| failure.errno)
     }
 
-    /// Runs a statement as [`Database::query`] does. Its failure tells whether an attempt may still
-    /// have its effect.
+    /// Runs a statement as [`Database::query`] does. If this fails, [`Failure::was_lost`] tells
+    /// whether the statement may still have its effect.
     pub(crate) fn query_change(
         &self,
         sql: &'static str,
@@ -219,8 +224,8 @@ impl Database {
         reply
     }
 
-    /// Makes all calls fail that the database has not answered when `limit` is over, and all later
-    /// calls. For the end of a mount.
+    /// Called at the end of a mount: when `limit` is over, all unanswered calls fail. All later
+    /// calls fail, too.
     pub(crate) fn end_after(&self, limit: Duration) {
         let end = Instant::now() + limit;
         self.end.send_modify(|old| *old = Some(old.map_or(end, |old| old.min(end))));
@@ -316,7 +321,8 @@ impl Database {
                     if class != Class::Again && !was_lost {
                         log::warn!("database: {error}");
                     }
-                    // Without a code, the server may have run the statement.
+                    // An error without an SQLSTATE is not from the server, which may have run the
+                    // statement.
                     was_lost |= !error.has_code();
                     class
                 }
@@ -339,11 +345,12 @@ impl Database {
         }
     }
 
-    /// Runs `attempt`. Returns None if it has not ended after `patience`, or when all calls end.
+    /// Runs `attempt`. Returns None if it takes longer than `patience`, or if
+    /// [`Database::end_after`] ends all calls first.
     async fn in_time<T>(&self, patience: Duration, attempt: impl Future<Output = T>) -> Option<T> {
         let mut end = self.end.subscribe();
         let ended = async {
-            // The sender lives as long as `self`, so a change of the end is no error.
+            // `wait_for` and `changed` never fail here, because the sender lives as long as `self`.
             let mut instant = end.wait_for(Option::is_some).await.map_or(None, |end| *end);
             while let Some(at) = instant {
                 match timeout(at.saturating_duration_since(Instant::now()), end.changed()).await {
@@ -359,7 +366,7 @@ impl Database {
         }
     }
 
-    /// Runs a statement. Stores its connection in `used`.
+    /// Runs a statement once. Stores its connection in `used`, so that the caller can close it.
     async fn attempt(
         &self,
         lane: usize,
@@ -385,10 +392,9 @@ impl Database {
     async fn open(&self, lane: usize) -> Result<Arc<Open>, DatabaseError> {
         let known = self.lanes[lane].open.lock().await.clone();
         if known.is_some() {
-            // The server may have ended an idle connection. So let the runtime run twice: first it
-            // receives what the server has sent, and then the task of the connection sees that. A
-            // statement on an ended connection would count as lost, although the server never got
-            // it.
+            // The server may have closed an idle connection. A statement on it would count as lost,
+            // although the server never got the statement. So let the runtime run twice. First it
+            // receives the server's last message, and then the task of the connection ends.
             for _ in 0..2 {
                 yield_now().await;
             }
@@ -408,7 +414,8 @@ impl Database {
         Ok(open)
     }
 
-    /// Closes the connection `lost` of a lane, so that its other statements are sent again too.
+    /// Closes the lost connection `lost` of a lane. All other statements on it are then sent again,
+    /// too.
     async fn close(&self, lane: usize, lost: Option<Arc<Open>>) {
         let Some(lost) = lost else { return };
         lost.task.abort();
@@ -420,8 +427,8 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // The thread that drops the connections may run a task of the mount, which must not wait
-        // for the end of a runtime.
+        // This thread may be a thread of the mount's runtime, which must not block. So do not wait
+        // until the runtimes of the connections have ended.
         self.drivers.drain(..).for_each(Runtime::shutdown_background);
     }
 }
@@ -434,7 +441,8 @@ impl DatabaseError {
         }
     }
 
-    /// Returns true if this is an answer of the server, which has undone the statement.
+    /// Returns true if the error is an answer of the server. Then the server has undone the
+    /// statement.
     fn has_code(&self) -> bool {
         matches!(self, DatabaseError::Client(error) if error.code().is_some())
     }
@@ -507,7 +515,7 @@ mod tests {
         let mut uses = UseOfDrivers { calls: vec![0; 2], idle: vec![0, 1] };
         assert_eq!([uses.take(), uses.take(), uses.take()], [1, 0, 0]);
         uses.give_back(0);
-        // The first driver still serves the call that shares it.
+        // The first runtime still serves the other of its two calls.
         uses.give_back(1);
         assert_eq!([uses.take(), uses.take()], [1, 0]);
     }

@@ -10,13 +10,14 @@
 //! is away.
 //!
 //! # State of a file
-//! A file has a [`File`] while it is open or has dirty bytes. Its contents are loaded at the first
-//! read or write. `view` has the size and the modification time that stat(2) reports. It has a lock
-//! of its own, because a flush locks `content` for as long as it takes.
+//! A [`File`] exists for each file that is open or has dirty bytes. Its contents are loaded at the
+//! first read or write. `File::view` holds the size and the modification time that stat(2) reports.
+//! It has its own lock, because a flush locks `File::content` until all bytes are written.
 //!
 //! # Locks
-//! In this order: `files`, `content` of a file, `newest`, `view`. No thread locks the contents of
-//! two files. A thread that has locked `content` may wait for the database and the store.
+//! Locks are taken in this order: `Files::files`, `File::content`, `File::newest`, `File::view`. No
+//! thread locks the contents of two files. A thread that has locked `File::content` may wait for
+//! the database and the object store.
 
 mod dirty;
 mod disk_cache;
@@ -51,7 +52,7 @@ const INLINE_MAX: u64 = 16 << 10;
 const FILE_DIRTY_MAX: usize = 16 << 20;
 /// Maximum number of separate ranges of dirty bytes of a file. Each range becomes an object.
 const EXTENTS_MAX: usize = 1024;
-/// If all files together have more dirty bytes than this, a write flushes files first.
+/// The most dirty bytes of all files together. A write that finds more first flushes files.
 const ALL_DIRTY_MAX: i64 = 128 << 20;
 /// How long bytes may stay dirty before the periodic flush writes them.
 const DIRTY_AGE: Duration = Duration::from_secs(5);
@@ -76,9 +77,10 @@ pub(crate) struct Files {
     pub(crate) disk: Option<Arc<DiskCache>>,
     files: Mutex<HashMap<u64, OpenFile>>,
     next_object: Mutex<u64>,
-    /// The number of the next open file.
+    /// Numbers the open files. A handle consists of this number and one more bit ([`Files::open`]).
     opens: AtomicU64,
-    /// The keys of recorded objects whose flush failed. No file will name them.
+    /// The keys of objects whose flush failed. No file will use these objects, so the next flush
+    /// deletes their records in the database.
     failed: Mutex<Vec<String>>,
     pub(crate) dirty_bytes: ShardedCounter,
 }
@@ -94,49 +96,53 @@ struct OpenFile {
 pub(crate) struct File {
     ino: u64,
     content: Mutex<Content>,
-    /// [`Content::end`] and the modification time, if the database lacks a change.
+    /// The size ([`Content::end`]) and the modification time of unflushed changes, for stat(2).
+    /// None if all changes are flushed.
     view: Mutex<Option<(u64, Timespec)>>,
-    /// The highest version of the inode whose attributes the kernel has got.
+    /// The newest version of the inode whose attributes were given to the kernel. Reads must not
+    /// return older contents.
     ///
-    /// The kernel drops its cached pages of a file when it sees a new modification time. Pages that
-    /// it then reads must not come from older contents, because the kernel would keep them under
-    /// the new time.
+    /// The kernel drops its cached pages of a file when it sees a new modification time. If it then
+    /// read older contents, it would keep them under the new time.
     newest: Mutex<i64>,
 }
 
 /// The contents of a file, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    /// The session that has loaded the contents, or 0.
+    /// The session that has loaded the contents, or 0 if the contents are not loaded.
     loaded_by: i64,
     /// True if another mount may have changed the contents since they were loaded.
     is_old: bool,
-    /// `node.contents` of these contents. Each change of the contents gives a higher number.
+    /// The value of `node.contents` in the database for these contents. Each change of the contents
+    /// raises it.
     number: i64,
-    /// A version of the inode (`node.version`) with these contents.
+    /// A value of `node.version` in the database at which the inode had these contents.
     version: i64,
     size: u64,
-    /// Changes that are not flushed make the file at least this many bytes long. `size` may be
-    /// higher, but another mount may have truncated the file since.
+    /// The least size that unflushed changes give the file, or 0. `size` is no replacement, because
+    /// another mount may have truncated the file since `size` was loaded.
     end: u64,
     inline: Bytes,
     slices: Pieces,
     dirty: Dirty,
-    /// How many bytes of the size the database does not count yet (`limits.rs`).
+    /// How many bytes of `size` the database does not count yet for the limits (`limits.rs`).
     uncounted: u64,
     /// True if a change of the size or of the modification time is not flushed yet.
     is_changed: bool,
     /// When the oldest dirty bytes were written.
     since: Option<Instant>,
-    /// Where the sequential reader has begun, and where it reads next.
+    /// The range that the current sequential reader has read. The reader is expected to go on at
+    /// its end.
     run: Range<u64>,
     mtime: Timespec,
-    /// The error of dirty bytes that were given up, until fsync(2) or close(2) reports it. Open
-    /// files with this handle or a higher one were opened after the loss.
+    /// The error of discarded dirty bytes, until fsync(2) or close(2) reports it. The number is the
+    /// first handle that was opened after the loss, and so does not report it.
     lost: Option<(Errno, u64)>,
 }
 
-/// A use of a file. After its last use a [`File`] without dirty bytes is dropped.
+/// Keeps a [`File`] in use. When the last use is dropped, a [`File`] without dirty bytes is dropped
+/// too.
 pub(crate) struct InUse<'a> {
     data: &'a Files,
     pub(crate) file: Arc<File>,
@@ -170,7 +176,7 @@ impl Files {
         InUse { data: self, file: open.file.clone() }
     }
 
-    /// Begins a use of a file that has a [`File`] already.
+    /// Returns the [`File`] of an inode and marks it as used, or None if the inode has no [`File`].
     pub(crate) fn known_file(&self, ino: u64) -> Option<InUse<'_>> {
         let mut files = self.files.lock();
         let open = files.get_mut(&ino)?;
@@ -178,14 +184,14 @@ impl Files {
         Some(InUse { data: self, file: open.file.clone() })
     }
 
-    /// Begins a use of a file that [`Files::close`] ends. The contents are loaded again, since
-    /// another mount may have changed them. Returns the handle of the open file. The lowest bit
-    /// tells whether it is open for writing.
+    /// Opens a file, which stays in use until [`Files::close`]. Returns a new handle, whose lowest
+    /// bit is set if the file is open for writing. The contents are loaded again at the next use,
+    /// since another mount may have changed them.
     pub(crate) fn open(&self, ino: u64, is_writer: bool) -> u64 {
         let used = self.file(ino);
         let mut content = used.file.content.lock();
         self.settle(&used.file, &mut content);
-        // ORDERING: Relaxed. The lock of the contents orders the handles of a file.
+        // ORDERING: Relaxed. The lock of the contents already orders the opens of one file.
         let handle = self.opens.fetch_add(1, Ordering::Relaxed) << 1 | u64::from(is_writer);
         content.is_old = true;
         drop(content);
@@ -193,7 +199,7 @@ impl Files {
         handle
     }
 
-    /// Ends a use of a file that [`Files::open`] has begun.
+    /// Ends one use of a file, which [`Files::open`] or an [`InUse`] has begun.
     pub(crate) fn close(&self, ino: u64) {
         let mut files = self.files.lock();
         if let Entry::Occupied(mut open) = files.entry(ino) {
@@ -215,15 +221,15 @@ impl Files {
         Ok(())
     }
 
-    /// Gives up the dirty bytes of a file if locks that protect them are lost. The next
-    /// [`Files::flush`] of a writer reports that.
+    /// Discards the dirty bytes of a file if the locks that protect these bytes are lost. The next
+    /// [`Files::flush`] of a writer reports the loss.
     pub(crate) fn revert(&self, ino: u64) {
         let Some(used) = self.known_file(ino) else { return };
         self.settle(&used.file, &mut used.file.content.lock());
     }
 
-    /// Lets files that are opened from now on use a file whose locks are lost. The dirty bytes are
-    /// given up, because they may have been written under these locks.
+    /// Makes a file whose locks are lost usable again for handles that are opened from now on.
+    /// Discards its dirty bytes, because they may have been written under these locks.
     fn settle(&self, file: &File, content: &mut Content) {
         let is_lost = self.meta.locks.settle(file.ino, self.next_handle(), self.meta.session.id());
         if is_lost && content.is_changed {
@@ -245,7 +251,8 @@ impl Files {
             let mut content = open.file.content.lock();
             self.dirty_bytes.add(-(content.dirty.bytes() as i64));
             self.meta.session.room.release(content.uncounted);
-            // A flush that had found the file before must not subtract its bytes again.
+            // A concurrent flush may still have this `File`. With empty contents, it does not
+            // subtract the bytes from `dirty_bytes` a second time.
             *content = Content::default();
             *open.file.view.lock() = None;
         }
@@ -267,8 +274,8 @@ impl Files {
             .with_blocks(size.div_ceil(512))
     }
 
-    /// Reads at `offset`. Returns the number of bytes. Only at the end of the file, it is less than
-    /// asked for.
+    /// Reads a file at `offset`, and returns the number of bytes. The number is smaller than
+    /// `buf.len()` only at the end of the file.
     pub(crate) fn read(&self, ino: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         let used = self.file(ino);
         let mut is_retry = false;
@@ -305,7 +312,7 @@ impl Files {
         }
     }
 
-    /// Reads pieces into `buf`, which begins at `offset`.
+    /// Reads pieces of a file into `buf`, whose first byte is the byte `offset` of the file.
     fn fetch(
         &self,
         pieces: &[(Range<u64>, Source)],
@@ -343,12 +350,13 @@ impl Files {
         Ok(())
     }
 
-    /// Writes at `offset`, or at the end of the file if that is None. `handle` is the open file.
+    /// Writes at `offset`, or at the end of the file if `offset` is None. `handle` is the handle of
+    /// the open file.
     ///
     /// # Errors
-    /// `EFBIG` behind the largest size; `ENOSPC` if the file system has a limit; `EIO` if locks are
-    /// lost; the errors of a flush, if there is no room for more dirty bytes. A call that fails
-    /// writes nothing.
+    /// `EFBIG` if `offset` is not below [`SIZE_MAX`]; `ENOSPC` if a limit of the file system is
+    /// reached; `EIO` if locks are lost; the errors of a flush, if dirty bytes must be flushed
+    /// first. A call that fails writes nothing.
     pub(crate) fn write(
         &self,
         (ino, handle): (u64, u64),
@@ -368,7 +376,8 @@ impl Files {
         Ok(room)
     }
 
-    /// Flushes files until all of them together have few dirty bytes. The caller has no lock.
+    /// Flushes files until all of them together have at most [`ALL_DIRTY_MAX`] dirty bytes. The
+    /// caller has no lock.
     fn make_room(&self) -> Result<(), Errno> {
         if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
             return Ok(());
@@ -380,8 +389,8 @@ impl Files {
             if self.dirty_bytes.sum() <= ALL_DIRTY_MAX {
                 return Ok(());
             }
-            // If this flush has given up bytes of another file, the users of that file get the
-            // error, and not this write.
+            // `ESTALE` means that the flush has discarded bytes of another file. The users of that
+            // file get the error, and this write succeeds.
             let done =
                 done.or_else(|errno| if errno == Errno::STALE { Ok(()) } else { Err(errno) });
             failed = failed.and(done);
@@ -412,7 +421,8 @@ impl Files {
         Ok(())
     }
 
-    /// Takes the room that a file needs to be at least `end` bytes long.
+    /// Reserves the bytes that a file needs to be at least `end` bytes long. So a later flush
+    /// cannot exceed a limit of the file system.
     fn take_room(&self, content: &mut Content, end: u64) -> Result<(), Errno> {
         let more = end.saturating_sub(content.size);
         if more == 0 {
@@ -424,15 +434,15 @@ impl Files {
     }
 
     /// Changes the size of a file by `change`, which returns the changed inode. Dirty bytes before
-    /// the new end stay dirty. So a truncation needs no room in a full store.
+    /// the new end are not flushed. So a truncation succeeds even if the store is full.
     pub(crate) fn resize(
         &self,
         ino: u64,
         size: u64,
         change: impl FnOnce() -> Result<Inode, Errno>,
     ) -> Result<Inode, Errno> {
-        // A use begins even for a file that is not open. Otherwise a concurrent open could load and
-        // keep the contents from before the change.
+        // Mark the file as used even if it is not open. Otherwise a concurrent open could load the
+        // contents from before the change, and keep them.
         let used = self.file(ino);
         let mut content = used.file.content.lock();
         let done = change();
@@ -510,8 +520,8 @@ impl Files {
         if content.loaded_by == session && !is_old {
             return Ok(content);
         }
-        // Keep the contents that an ended session has loaded. The next flush must find out whether
-        // another mount has changed the file since that session ended.
+        // Keep contents with unflushed changes that an ended session has loaded. The next flush
+        // then finds out whether another mount has changed the file since that session ended.
         if content.loaded_by != session && content.is_changed {
             return Ok(content);
         }
@@ -533,8 +543,9 @@ impl Files {
         let session = self.meta.session.id();
         let rows = self.meta.session.database.query(CONTENT, &[&(file.ino as i64)])?.rows;
         let head = rows.first().ok_or(Errno::STALE)?;
-        // If the session may have ended, another mount may have written the file meanwhile. Then
-        // the flush must find out that the dirty bytes are older.
+        // If the session may have ended, another mount may have written the file meanwhile. So keep
+        // the old `loaded_by` and `number`. With them, the database refuses dirty bytes that are
+        // older than the file.
         let is_sure = self.meta.session.id() == session && !self.meta.session.left().is_zero();
         if content.is_changed && (content.loaded_by != session || !is_sure) {
             return Ok(());
@@ -552,7 +563,8 @@ impl Files {
         }
         (content.loaded_by, content.is_old) = (session, false);
         if content.is_changed {
-            // The kernel drops its cached pages when it sees a new modification time.
+            // Set a new modification time. The kernel then drops its cached pages, which may be
+            // older.
             note_change(file, content, 0);
         }
         Ok(())
@@ -584,8 +596,8 @@ impl Content {
         objects.collect()
     }
 
-    /// Returns the parts of a range that may contain other bytes than zeros, at most one in each
-    /// chunk.
+    /// Returns the parts of a range that may contain other bytes than zeros. All such bytes of a
+    /// chunk are in one part, because no slice crosses a border of chunks.
     fn covered(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let inline = range.start..range.end.min(self.inline.len() as u64);
         let pieces = self.slices.in_range(range).into_iter();

@@ -1,16 +1,17 @@
 //! The cached directories of a mount: names, attributes, extended attributes.
 //!
-//! A directory is cached while the session holds a lease on it. Of a *complete* directory, all
-//! names are known, so any other name does not exist. Of a larger one, the names that were looked
-//! up are known, present or absent. The *window* is a range of positions in which all names are
-//! known. Listings move and extend the window.
+//! A directory is cached while the session holds a lease on it. In a *complete* directory, the
+//! cache knows all names, so any other name does not exist. In a larger directory, the cache knows
+//! the names that were looked up, present or absent. It also knows all names in the *window*: a
+//! range of positions that listings move and extend.
 //!
 //! The lease of a directory also covers the attributes of the directory and of the inodes at home
 //! in it. Names may also lead to inodes that other leases cover: subdirectories, and files with
-//! another home. The cache keeps the attributes of these inodes as *hints*. A hint is never the
-//! answer to `getattr`. A lookup returns a hint with a timeout of 0, so the kernel asks for the
-//! attributes before it shows them. It does not ask for owner and mode before chmod(2), and in
-//! sticky directories. So a change of these also takes back the hints (`cw_covers`).
+//! another home. The cache keeps the attributes of such inodes as *hints*, which may be old.
+//! `getattr` never answers with a hint. A lookup returns a hint with a timeout of 0, so the kernel
+//! asks again before it shows the attributes. But for chmod(2) and in sticky directories, the
+//! kernel uses the owner and the mode of a hint. So a change of owner or mode also waits for leases
+//! on the directories that have a name of the inode (`cw_covers`).
 //!
 //! # Changes
 //! A change begins before it is sent ([`Cache::begin`]) and ends with its reply. Meanwhile the
@@ -74,19 +75,19 @@ pub(crate) enum Found {
     Ask,
 }
 
-/// The instant before the database was asked. The answer is cached if no change of its directory
-/// has begun or ended since, and none is under way.
+/// Marks the moment before the database was asked. The answer may be cached if no change of its
+/// directory has begun or ended since then, and none is under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket(u64);
 
-/// The instant before a change was sent.
+/// Marks the moment before a change was sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     era: u64,
     epoch: u64,
 }
 
-/// The directories and inodes that a change alters.
+/// The directories, names and inodes that a change alters.
 #[derive(Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) dirs: Vec<u64>,
@@ -102,7 +103,7 @@ pub(crate) struct Cache {
     /// The most names and inodes that are cached.
     limit: usize,
     kernel: Kernel,
-    /// True if the kernel may keep answers beside other mounts.
+    /// True if the kernel may keep answers for a time even while there are other mounts.
     pub(crate) gives_times: bool,
     flaws: Flaws,
 }
@@ -160,7 +161,8 @@ impl Cache {
         Some(inode)
     }
 
-    /// Returns true if a fill would not be cached, because a change is under way.
+    /// Returns true if a change of the inode or its directory is under way. Then an answer of the
+    /// database would not be cached.
     pub(crate) fn is_changing(&self, ino: u64) -> bool {
         let state = self.state.lock();
         let dir = state.inodes.get(&ino).map_or(ino, |cached| cached.inode.cover());
@@ -184,8 +186,9 @@ impl Cache {
         }
     }
 
-    /// Begins a fill of `dir`. Waits while another thread fills `dir`. Returns false if the fill of
-    /// that thread was cached. Otherwise the caller must call [`Cache::end_fill`].
+    /// Begins a fill of `dir`, which the caller must end with [`Cache::end_fill`]. If another
+    /// thread fills `dir`, waits for that fill. If that fill was cached, begins no fill and returns
+    /// false.
     pub(crate) fn begin_fill(&self, dir: u64) -> bool {
         let mut state = self.state.lock();
         let mut has_waited = false;
@@ -218,8 +221,9 @@ impl Cache {
         Ticket(self.state.lock().epoch)
     }
 
-    /// Caches a directory and its names behind the position `after`. `at_end` says that there are
-    /// no further names. Returns false if the answer cannot be cached.
+    /// Caches a directory and a page of its names: those behind the position `after`. `at_end` is
+    /// true if there are no further names. Returns false and caches nothing if `ticket` is not
+    /// valid any more.
     pub(crate) fn fill(
         &self,
         ticket: Ticket,
@@ -340,9 +344,10 @@ impl Cache {
         Begun { era: state.era, epoch: state.epoch }
     }
 
-    /// Ends a change that was made. `names` are the new states of names, and `inodes` the new
-    /// attributes. A name of the change that is not in `names` stays unknown until a lookup asks
-    /// for it. Nothing is cached for a directory that was not cached all the time since `begun`.
+    /// Ends a change that was made. `names` are the new states of names, and `inodes` are inodes
+    /// with their new attributes. A changed name that is not in `names` stays unknown until a
+    /// lookup asks for it. Only directories that were cached without a break since `begun` get the
+    /// new states.
     pub(crate) fn end(
         &self,
         change: &Change<'_>,
@@ -365,8 +370,8 @@ impl Cache {
             }
             for inode in inodes {
                 let cover = inode.cover();
-                // Mark this directory as changed too, since the caller may not have known the home
-                // of the inode when the change began.
+                // Make the tickets of this directory invalid. The caller may not have known that it
+                // is the home of the inode when the change began.
                 let epoch = state.next_epoch();
                 match state.dirs.get_mut(&cover) {
                     Some(directory) => directory.epoch = epoch,
@@ -383,8 +388,8 @@ impl Cache {
         self.shrink(state);
     }
 
-    /// Ends a change that failed. If the database said that it has changed nothing, the cache
-    /// knows again what it knew before.
+    /// Ends a change that failed. If `is_unchanged` says that the database has changed nothing, the
+    /// old names and attributes are valid again. Otherwise they must be asked for again.
     pub(crate) fn end_failed(&self, change: &Change<'_>, is_unchanged: bool) {
         let mut state = self.state.lock();
         for ino in &change.inos {
@@ -430,14 +435,16 @@ impl Cache {
         state.insert(dir, inode);
     }
 
-    /// Forgets an inode that is gone, and the names in it if it was a directory.
+    /// Forgets an inode that does not exist any more. If it was a directory, also forgets its
+    /// names.
     pub(crate) fn remove(&self, ino: u64) {
         let mut state = self.state.lock();
         state.remove_dir(ino);
         state.remove_inode(ino);
     }
 
-    /// Returns the number of names and inodes, and of entries of their size in extended attributes.
+    /// Returns the size of the cache in entries. A name and an inode are one entry each. Extended
+    /// attributes count as many entries as their bytes would fill.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().count
     }
@@ -447,7 +454,8 @@ impl Cache {
         self.state.lock().dirs.values().filter(|directory| directory.is_leased).count()
     }
 
-    /// Returns the state if `ticket` is still valid for an answer about `dir`.
+    /// Locks and returns the state. Returns None if `ticket` is not valid any more for an answer
+    /// about `dir`.
     fn valid(&self, ticket: Ticket, dir: u64) -> Option<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         let directory = state.directory(dir);
@@ -456,9 +464,9 @@ impl Cache {
         is_valid.then_some(state)
     }
 
-    /// If the cache is above its limit, drops directories until it is a quarter below. The leases
-    /// and the record of the kernel's answers stay. So an intent of another mount still makes the
-    /// kernel drop these answers.
+    /// If the cache is above its limit, drops directories until a quarter of the limit is free. The
+    /// leases on these directories stay, and so does the record of the answers that the kernel has.
+    /// So an intent of another mount still makes the kernel drop these answers.
     fn shrink(&self, mut state: MutexGuard<'_, State>) {
         if state.count <= self.limit {
             return;
@@ -477,14 +485,14 @@ impl Cache {
             state.remove_dir(dir);
         }
         drop(state);
-        // The allocator keeps freed memory for the threads that have allocated it. Without this
-        // call, each group of threads that fill directories would come to keep as much as the
-        // limit.
+        // The allocator keeps freed memory for the threads that allocated it, so return it to the
+        // system. Otherwise each group of threads that fills directories could keep as much memory
+        // as the limit.
         heap::give_back_freed();
     }
 }
 
-/// How many names a listing takes from the cache at a time.
+/// How many names a listing copies from the cache at a time. The cache is locked meanwhile.
 const BATCH: usize = 256;
 
 /// The state of a listing after a batch of names.
@@ -506,7 +514,9 @@ impl Caches for Cache {
         turn.names_end
     }
 
-    /// Also invalidates the tickets of answers that are under way.
+    /// Drops some directories from this cache, and makes the kernel drop its answers about them.
+    /// Answers of the database that are under way are not cached either, because their tickets
+    /// become invalid.
     fn drop_directories(&self, dirs: &[u64]) -> Duration {
         let mut turn = self.kernel.turn.lock();
         let mut owed = Owed::default();
@@ -537,7 +547,7 @@ impl Caches for Cache {
 }
 
 impl Cache {
-    /// Drops everything, and returns what the kernel must drop.
+    /// Drops everything from this cache. Returns the answers that the kernel must drop.
     fn drop_state(&self) -> Owed {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -573,8 +583,9 @@ mod tests {
         Inode { attr: Attr::file(FILE, version as u64), home: DIR, version, flags: 0 }
     }
 
-    /// Two changes of an inode overlap. The first one was sent before the directory was cached. The
-    /// reply to the second one, which the database has made first, arrives last.
+    /// Checks that a late reply does not replace newer attributes. Two changes of an inode overlap,
+    /// and the first began before the directory was cached. The database makes the second change
+    /// first, but the reply to it arrives last.
     #[test]
     fn late_reply_with_an_older_version_is_not_cached() {
         let cache = Cache::new(&ClusterOptions::default());

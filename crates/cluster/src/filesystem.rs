@@ -39,7 +39,8 @@ use crate::options::{ClusterOptions, Place, Url};
 use crate::session::{Caches, Holder, Refusal, Session, keep_alive};
 
 const ROOT: u64 = 1;
-/// The bits of the open flags that are 0 only for a file that is open for reading.
+/// Mask of the access mode in the open flags. The access mode is 0 if the file is open for reading
+/// only.
 const O_ACCMODE: u32 = 3;
 const BLOCK_BYTES: u64 = 4096;
 /// The free blocks (1 PiB) and free inodes that statfs(2) reports without a limit.
@@ -51,8 +52,8 @@ const OBJECTS_COUNT: i32 = 64;
 const COLLECT_ROUNDS: u32 = 64;
 /// Unused objects stay for this time, so that readers that still know them can finish.
 const OBJECT_AGE: Duration = Duration::from_secs(60);
-/// `maintain` is called once a second. Every so many calls, it looks for unused objects and for
-/// orphans of dead mounts.
+/// How many calls of `maintain` there are between two searches for unused objects and for orphans
+/// of dead mounts. `maintain` is called once a second.
 const COLLECT_EVERY: u32 = 30;
 
 const STATFS: &str = "SELECT * FROM cw_statfs(true)";
@@ -74,7 +75,7 @@ const FORGET_OBJECTS: &str = "SELECT cw_forget_objects($1)";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ClusterFs {
-    /// No other file system has this identity.
+    /// The UUID of the file system.
     id: String,
     pub(crate) meta: Arc<Meta>,
     pub(crate) data: Files,
@@ -82,7 +83,8 @@ pub struct ClusterFs {
     pub(crate) nameless: Mutex<Nameless>,
     ticks: Mutex<u32>,
     has_locks: bool,
-    /// The last field: everything that uses the runtime must be dropped before it.
+    /// The runtime of the mount. It is the last field, because everything that uses it must be
+    /// dropped first.
     _runtime: Runtime,
 }
 
@@ -100,17 +102,20 @@ pub enum OpenError {
     Database(DatabaseError),
     /// There is no file system in the database.
     NoFileSystem,
-    /// The file system already has the maximum number of mounts. The field describes one of them.
+    /// The file system already has the maximum number of mounts. The value describes one of these
+    /// mounts.
     Busy(Holder),
-    /// The URL names another place for data than the database.
+    /// The `data=` of the URL differs from the one that the database has stored. The value is the
+    /// stored one.
     OtherData(String),
-    /// The file system has an unknown place for data.
+    /// The database has stored a `data=` that this program does not support. The value is that
+    /// text.
     UnknownData(String),
     /// The identity of the file system is no UUID.
     UnknownIdentity(String),
     /// The database has another version of the tables than this program expects.
     Version(i32),
-    /// The place of the objects cannot be opened or listed.
+    /// The object store cannot be opened or listed.
     Objects(std::io::Error),
     /// The directory of the cache on disk cannot be used.
     CacheDirectory(std::io::Error),
@@ -142,7 +147,8 @@ impl ClusterFs {
             Refusal::Busy(holder) => OpenError::Busy(holder),
         })?;
         let session = Arc::new(session);
-        // The list of the files in a large cache on disk may take longer than a lease.
+        // Keep the session alive from now on, because the next steps may take longer than a lease.
+        // For example, a large cache on disk has many files to list.
         runtime.spawn(keep_alive(Arc::downgrade(&session), options.lease));
         let unknown = || OpenError::UnknownData(stored.data.clone());
         let place = match (Place::parse(&stored.data).map_err(|_| unknown()), url.data()) {
@@ -160,7 +166,7 @@ impl ClusterFs {
             Ok((objects, disk.map_err(OpenError::CacheDirectory)?))
         });
         let (objects, disk) = objects.inspect_err(|_| {
-            // If the new session cannot be ended, it dies by itself after its lease time.
+            // An error is ignored, because a session that is not renewed ends after its lease time.
             let _ = session.end();
         })?;
         runtime.spawn(intents::listen(Arc::downgrade(&session), options.flaws));
@@ -209,7 +215,8 @@ impl ClusterFs {
         self.data.dirty_bytes.sum().max(0) as u64
     }
 
-    /// Includes the size and the time of writes that are not flushed yet.
+    /// Returns the attributes for the kernel, with the size and the time of writes that are not
+    /// flushed yet.
     pub(crate) fn attr(&self, known: Known, is_name_cached: bool) -> Attr {
         self.data.seen(self.meta.with_ttl(known, is_name_cached), known.inode.version)
     }
@@ -224,7 +231,8 @@ impl ClusterFs {
         self.attr(known, is_name_cached)
     }
 
-    /// A file without a name, or with lost locks, is not flushed periodically.
+    /// Returns true if the periodic flush must not write a file, because the file has no name or
+    /// its locks are lost.
     fn is_kept(&self, ino: u64) -> bool {
         self.is_nameless(ino) || self.meta.has_lost_locks(ino)
     }
@@ -233,8 +241,9 @@ impl ClusterFs {
         self.nameless.lock().used.contains(&ino)
     }
 
-    /// Makes a call that may need room. If there is none, frees the room of removed files, asks the
-    /// database how much is used by now, and makes the call once more.
+    /// Makes a call that may reach a limit of the file system. If it does, purges the orphans that
+    /// the server has forgotten, and asks the database how much is used now. Then makes the call
+    /// once more.
     fn with_room<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         match call() {
             Err(Errno::NOSPC) if self.meta.session.room.is_limited() => {
@@ -251,7 +260,7 @@ impl ClusterFs {
         reply.rows.first().map(Usage::of).ok_or(Errno::IO)
     }
 
-    /// Purges the orphans that the server has forgotten.
+    /// Removes orphans from the database after the server has called `forget` for them.
     fn purge(&self) -> Result<(), Errno> {
         loop {
             let batch: Vec<i64> = {
@@ -362,7 +371,7 @@ impl FileSystem for ClusterFs {
             let attr = self.attr(Known { inode: *inode, is_current }, is_cached);
             match Name::new(name) {
                 Ok(name) => sink(DirEntry::from_attr(name, attr, cookie)),
-                // The database has a name that Linux does not allow.
+                // Skip a name in the database that Linux does not allow.
                 Err(_) => ControlFlow::Continue(()),
             }
         };
@@ -417,8 +426,8 @@ impl FileSystem for ClusterFs {
         }
     }
 
-    /// The server ends the locks of an open file by its handle, so each open file has a handle of
-    /// its own.
+    /// Opens a file with a handle of its own. The server uses the handle to end the locks of this
+    /// open file.
     fn open(&self, node: Node<'_>, access: u32) -> Result<Opened, Errno> {
         if node.kind() != FileKind::Regular {
             return Ok(Opened::default());
@@ -467,7 +476,8 @@ impl FileSystem for ClusterFs {
     fn statfs(&self) -> Result<StatFs, Errno> {
         let usage = self.usage()?;
         let bytes = usage.bytes.saturating_add(self.meta.session.room.uncounted());
-        // More may be used than a limit allows. df(1) takes the difference for the use.
+        // More may be used than a new limit allows. df(1) computes the used space as the total
+        // minus the free space. So the total must not be smaller than the used space.
         let total = |used: u64, max: Option<u64>| match max {
             Some(max) => max.max(used),
             None => used.saturating_add(UNLIMITED_BLOCKS),
@@ -578,9 +588,10 @@ impl FileSystem for ClusterFs {
             done.push(("the end of files that dead mounts have left", self.reap()));
             done.push(("the deletion of unused objects", self.collect_objects()));
         }
-        // The end of the mount does the first two steps again, and cancels what is under way.
+        // Do not warn at the end of the mount. It cancels the calls that are under way, and then
+        // does the first two steps itself.
         let is_ending = self.meta.session.database.is_ending();
-        // A failed step must not keep the others from running.
+        // All steps have run, even if some failed.
         for (what, result) in done {
             if let Err(errno) = result
                 && !is_ending
@@ -633,8 +644,8 @@ impl Leases for ClusterFs {
 
 impl Drop for ClusterFs {
     fn drop(&mut self) {
-        // If the session did not end here, changes of other mounts would wait until its lease time
-        // is over.
+        // End the session now. Otherwise changes of other mounts would wait until its lease time is
+        // over.
         if !self.meta.session.left().is_zero()
             && let Err(errno) = self.close()
         {
@@ -649,7 +660,7 @@ impl std::fmt::Debug for ClusterFs {
     }
 }
 
-/// Returns None for a file that is open for reading only.
+/// Returns the handle of an open file, or None if the file is open for reading only.
 pub(crate) fn writer(node: Node<'_>) -> Option<u64> {
     Some(node.handle()).filter(|handle| *handle == 0 || handle & 1 == 1)
 }

@@ -3,14 +3,14 @@
 //! The check changes nothing. It reads one snapshot of the database, so mounts may work meanwhile.
 //! After the snapshot it lists the objects. A file names its objects in *slices*. Each object of a
 //! slice must exist and be long enough. A mount may have replaced an object since the snapshot. So
-//! a missing object counts only if a file still uses it after the listing.
+//! a missing object is an error only if a file still uses it after the listing.
 //!
 //! # Strays
-//! A mount records an object in the database before it writes the object. The record stays until
-//! the object was removed. But the store may carry out a write request even later, after the mount
-//! has given it up. Such a *stray* is in the listing of objects, but the database does not know it.
-//! The check asks the database after the listing, so a new object is no stray. No file will ever
-//! name a stray, because no key is used again.
+//! A mount records an object in the database before it writes the object. The database knows the
+//! object until it is removed. But the store may still write the object later, if the mount has not
+//! waited for the end of its request. Such an object is a *stray*: it is in the store, but the
+//! database does not know it. The check asks the database after the listing, so a new object is no
+//! stray. No file will ever use a stray, because no key is used again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::options::{Place, Url};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// A name leads to an inode that does not exist or has another type, or its parent is no
+    /// A name is wrong: its inode does not exist or has another type, or its parent is no
     /// directory.
     Name {
         /// The directory.
@@ -77,8 +77,8 @@ pub enum Finding {
         /// The key of the object.
         key: String,
     },
-    /// An object that a file needs, but that a mount may remove: it is also in the list of new or
-    /// of unused objects.
+    /// A mount may remove an object that a file needs, because the database also lists the object
+    /// as new or as unused.
     Doomed {
         /// The file.
         ino: i64,
@@ -116,7 +116,8 @@ pub struct Report {
 }
 
 const FORMAT: &str = "SELECT version, data, id::text FROM format";
-/// `cw_statfs` caps the sum of the sizes in the same way.
+/// Counts the inodes, their bytes, and the inodes without links. The bytes have the same upper
+/// bound as in `cw_statfs`.
 const TOTALS: &str = "SELECT count(*),
     least(coalesce(sum(size), 0), 9223372036854775807)::bigint, count(*) FILTER (WHERE nlink = 0) FROM node";
 const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
@@ -125,8 +126,8 @@ const NAMES: &str = "SELECT e.parent, e.name, e.ino FROM edge e
 const FILE_LINKS: &str = "SELECT n.ino, n.nlink, count(e.ino) FROM node n
     LEFT JOIN edge e ON e.ino = n.ino WHERE n.mode & 61440 <> 16384
     GROUP BY n.ino, n.nlink HAVING n.nlink <> count(e.ino)";
-/// The links of a directory are its name, its `.`, and the `..` of each subdirectory. The root has
-/// no name, but it has a `..` of its own.
+/// Finds directories with a wrong number of links. The links of a directory are its name, its `.`,
+/// and the `..` of each subdirectory. The root has no name, but it has a `..` of its own.
 const DIR_LINKS: &str = "SELECT n.ino, n.nlink, c.links FROM node n,
     LATERAL (SELECT CASE WHEN n.ino = 1 THEN 2
         ELSE 2 * (SELECT count(*) FROM edge WHERE ino = n.ino) END
@@ -151,8 +152,8 @@ const STRAYS: &str = "SELECT o FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)
         AND NOT EXISTS (SELECT FROM dead_object d WHERE d.object = o)";
-/// The check may have read a standby that lags behind. So this statement checks again that no file
-/// uses the strays.
+/// Records strays as unused objects, so that a mount removes them. Checks again that no file uses
+/// them, because the check may have read a standby that lags behind.
 const RECORD: &str = "INSERT INTO dead_object SELECT o, clock_timestamp() FROM unnest($1::text[]) o
     WHERE NOT EXISTS (SELECT FROM slice s WHERE s.object = o)
         AND NOT EXISTS (SELECT FROM pending_object p WHERE p.object = o)

@@ -1,41 +1,41 @@
 //! Messages between mounts: intents of changes, and acknowledgements that leases were given up.
 //!
-//! The *listener* of a mount is a task with a connection of its own. An *intent* records a change
-//! of another mount that waits for leases of this one. The listener drops the cached directories of
-//! the intent ([`Caches::drop_directories`]), and then acknowledges it. The acknowledgement deletes
-//! the leases of this session on these directories, if the intent still exists. The last
-//! acknowledgement notifies the writer, and that mount sends its change again.
+//! An *intent* records a change that waits until other mounts have given up leases. The mount that
+//! makes the change is the *writer*. The *listener* of each mount is a task with a connection of
+//! its own. For an intent of another mount, it drops the cached directories
+//! (`Caches::drop_directories`), and then sends an acknowledgement. This deletes the leases of
+//! its session on these directories, if the intent still exists. The last acknowledgement notifies
+//! the writer, which sends its change again.
 //!
 //! # Lost notifications
-//! A notification is only a hint. The listener also asks the database for intents that concern its
-//! session: after each connect, and when a renewal says that there are some (guarantee K.12 in
-//! `lib.rs`). A writer sends its change again after some time, even without a notification.
+//! A notification is only a hint. The listener also asks the database for intents: after each
+//! connect, and if a renewal reports some (guarantee K.12 in `lib.rs`). A writer repeats its change
+//! after some time, even without a notification.
 //!
 //! # Why no answer from before the change is cached
-//! The intent of a directory d is written under the exclusive lock of d. A fill (a read of d for
-//! the cache) takes it shared, and looks for intents before it inserts a lease (guarantee K.2).
-//! - If a fill takes the lock before the intent is written, it may insert a lease. If its reply
-//!   comes after the cache has dropped d, the ticket of the fill is too old, and the reply is not
-//!   cached (`directory.rs`). The acknowledgement deletes the lease.
-//! - If a fill takes the lock later, it finds the intent and inserts no lease. Its reply says so.
+//! An intent for a directory d is written under the exclusive lock of d. A fill (a read of d for
+//! the cache) takes the lock shared, and looks for intents before it inserts a lease (guarantee
+//! K.2).
+//! - If the fill takes the lock before the intent is written, it may insert a lease, which the
+//!   acknowledgement deletes. If the fill's reply comes after the cache has dropped d, its ticket
+//!   is too old, so the reply is not cached (`directory.rs`).
+//! - If the fill takes the lock later, it finds the intent, inserts no lease, and reports this.
 //!
-//! The acknowledgement holds the row lock of the intent until it commits. So it cannot delete a
-//! lease that a fill has inserted after the change.
+//! The acknowledgement holds the row lock of the intent until it commits. So it deletes no lease
+//! that a fill has inserted after the change.
 //!
 //! # Why mounts do not deadlock
 //! The listener waits for the mutex of the cache, which is never held during a statement, and for
-//! its own statements on its own connection. In the database, it waits for the row of the intent.
-//! Three others lock that row:
-//! - the writer, which writes it and commits, or deletes it after the last lease is gone,
-//! - another acknowledgement, which only waits for this row,
-//! - a fill that deletes the intent of a dead session; it waits for no lock after that.
+//! its own statements. In the database, these wait only for the row of the intent. Apart from
+//! acknowledgements, two statements lock that row:
+//! - the change of the writer, which writes the row, or deletes it after the last lease is gone,
+//! - a fill that deletes the intent of a dead session, and then waits for no further lock.
 //!
-//! None of these three waits for a listener while it has the row. A call may wait for an
+//! Neither of them waits for a listener while it has the row. A call may wait for an
 //! acknowledgement, but then it holds no lock that the listener of its mount takes. So if two
 //! mounts change one directory at the same time, each acknowledges the other's intent.
 //!
-//! The listener also makes the kernel drop its cached answers ([`crate::directory`]). For that it
-//! waits for no request, and for no lock that a request holds.
+//! To make the kernel drop answers ([`crate::directory`]), the listener waits for no request.
 //!
 //! Source: PostgreSQL, "NOTIFY"; Gray and Cheriton, "Leases" (SOSP 1989).
 
@@ -66,7 +66,7 @@ const KEPT: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Post {
-    /// Intents of this mount that all holders have acknowledged.
+    /// Intents of this mount that all lease holders have acknowledged, until a call asks for them.
     acknowledged: Mutex<VecDeque<i64>>,
     arrived: Notify,
     /// Makes the listener read the intents from the database.
@@ -92,7 +92,7 @@ impl Post {
                 arrived.await;
             }
         };
-        // After the limit, the caller sends its change again.
+        // Ignore the end of the time limit. The caller sends its change again in any case.
         let _ = timeout(limit, news).await;
     }
 
@@ -123,8 +123,8 @@ enum News {
     Other,
 }
 
-/// Reads the text of a notification. `functions/changes.sql` and `functions/sessions.sql` tell its
-/// form.
+/// Parses the text of a notification. `functions/changes.sql` and `functions/sessions.sql` describe
+/// its format.
 fn parse(text: &str, session: i64) -> News {
     let mut words = text.split(' ');
     let mut word = || words.next().unwrap_or_default();
@@ -179,7 +179,7 @@ async fn connect(session: &Session) -> Result<Line, DatabaseError> {
                     }
                 }
                 Ok(_) => {}
-                // The listener sees that the channel is closed.
+                // The listener sees that the channel is closed, and connects again.
                 Err(_) => return,
             }
         }
@@ -201,8 +201,8 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
         if asks && answer_waiting(&strong, &line, flaws, limit).await.is_err() {
             return;
         }
-        // The listener must notice that the session was dropped, so it waits for notifications only
-        // for a limited time.
+        // Wait for notifications for a limited time only. Then check whether the mount has dropped
+        // the session.
         let idle = async {
             tokio::select! {
                 text = line.news.recv() => Some(text),
@@ -227,8 +227,9 @@ async fn serve(session: &Weak<Session>, mut line: Line, flaws: Flaws, limit: Dur
             News::Other => {}
             News::Acknowledged(intent) => strong.post.deliver(intent),
             News::Opened => {
-                // Until this session knows that it is not alone, it does not make the kernel drop
-                // what an own change alters. If the renewal fails, the next one does the same.
+                // A renewal tells this session that it is not alone. Only then the mount makes the
+                // kernel drop what its own changes alter. If this renewal fails, the next periodic
+                // renewal tells it.
                 if !strong.kernel_time().is_zero() {
                     let _ = strong.renew().await;
                 }
@@ -260,8 +261,8 @@ async fn answer_waiting(
 }
 
 impl Line {
-    /// The cached directories of an intent are dropped before the intent is acknowledged. If the
-    /// kernel cannot drop its names, the listener first waits until their timeouts are over.
+    /// Drops the cached directories of an intent, and then acknowledges the intent. If the kernel
+    /// cannot drop its names, first waits until their timeouts are over.
     async fn acknowledge(
         &self,
         session: &Session,

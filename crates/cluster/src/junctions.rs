@@ -1,10 +1,10 @@
 //! Junctions: directories on which a program mounts the file system of another database.
 //!
 //! A junction is an empty directory with the extended attribute [`JUNCTION`], whose value is the
-//! URL of another file system. The back end lets no call make anything in this directory
-//! (`EREMOTE`), or remove or rename it (`EBUSY`). A program such as `corewalk mount` mounts the
-//! other file system there. So a rename across a junction fails with `EXDEV`, and each database
-//! serves only its own part.
+//! URL of another file system. A program such as `corewalk mount` mounts the other file system on
+//! this directory. So a rename across a junction fails with `EXDEV`, and each database serves only
+//! its own files. Calls that would make a name in the directory fail with `EREMOTE`. Calls that
+//! would remove or rename the directory fail with `EBUSY`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -53,7 +53,7 @@ impl ClusterFs {
             Some(Junction { ino, path: OsString::from_vec(path).into(), url })
         });
         let junctions: Vec<Junction> = junctions.collect();
-        // The caller opens the junctions next, to mount on them.
+        // The caller mounts on these junctions next. So from now on, the kernel may keep no names.
         self.meta.cache.set_has_junctions(!junctions.is_empty());
         Ok(junctions)
     }

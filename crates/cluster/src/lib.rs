@@ -14,15 +14,15 @@
 //! - A *change* alters names or attributes. An *intent* records a change that waits for leases.
 //!
 //! # Guarantees
-//! - K.1: a session answers from a cache only within its lease time, less a margin. It counts by
-//!   CLOCK_BOOTTIME from the moment before it sent the renewal.
+//! - K.1: a session answers from a cache only within its lease time, which it shortens by a margin.
+//!   It counts the time by CLOCK_BOOTTIME, from the moment before it sent the renewal.
 //! - K.2: a fill of the cache locks the directory shared, inserts the lease, and then reads. If an
 //!   intent waits for leases on the directory, the fill inserts no lease and is not cached.
 //! - K.3: a change locks its directories exclusively, in ascending order, and then looks for leases
 //!   of other sessions. If there are any, the change only writes an intent.
 //! - K.4: on an intent, a session drops its cache of the directories, then deletes its leases.
 //! - K.5: a change is repeated until no other live session has a lease on its directories.
-//! - K.6: until a mount has the reply to its own change, its cache lacks all that the change
+//! - K.6: while a mount waits for the reply to its own change, its cache lacks all that the change
 //!   alters. An answer that was requested before this reply is not cached.
 //! - K.7: the kernel keeps an answer at most for the rest of the lease time. It drops what a change
 //!   alters before the mount sends or acknowledges the change (`directory/kernel.rs`).

@@ -1,15 +1,17 @@
 //! The limits of a file system, and how much of it is used.
 //!
-//! The database has the limits, and counts inodes and the bytes of all sizes. A mount learns both
-//! when it renews its session. So a change costs no further statement. Until the next renewal, the
-//! mount adds its own changes, and does not know those of other mounts. These may exceed a limit.
+//! The database stores the limits, and counts the inodes and the sum of all sizes. A mount reads
+//! the limits and the counts when it renews its session, so a change costs no further statement.
+//! Until the next renewal, the mount adds its own changes to the counts. It does not know the
+//! changes of other mounts, so all mounts together may exceed a limit.
 //!
-//! A call that makes a file longer takes room for the new bytes before it changes anything. The
-//! bytes that lie in the buffer are *uncounted*: the database does not count them yet. So a flush
-//! never finds that there is no room.
+//! A call that makes a file longer reserves the new bytes before it changes anything. While they
+//! are in the buffer they are *uncounted*: the database does not count them yet. So a flush never
+//! exceeds a limit.
 //!
-//! If a renewal overtakes the reply to a change, the change counts twice. So a call that finds no
-//! room asks the database and tries again (`ClusterFs::with_room`).
+//! If the database answers a renewal between a change and the reply to the change, the mount counts
+//! the change twice. So a call that reaches a limit asks the database for the counts, and tries
+//! once more (`ClusterFs::with_room`).
 
 use corewalk::Errno;
 use corewalk_base::Mutex;
@@ -21,7 +23,7 @@ use crate::mkfs::VERSION;
 use crate::options::Url;
 
 const FORMAT: &str = "SELECT version FROM format";
-/// Sets the limits that are given. 0 means that there is no limit.
+/// Changes the limits whose parameters are not NULL. 0 removes a limit.
 const SET: &str = "UPDATE format SET max_bytes = nullif(coalesce($1::bigint, max_bytes), 0),
     max_inodes = nullif(coalesce($2::bigint, max_inodes), 0)";
 const GET: &str = "SELECT * FROM cw_statfs(true)";
@@ -82,15 +84,15 @@ impl Usage {
     }
 }
 
-/// The room that the limits leave, as far as the mount knows.
+/// How many inodes and bytes the limits still allow, as far as this mount knows.
 #[derive(Debug, Default)]
 pub(crate) struct Room(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The last answer of the database, and the changes of this mount since then.
+    /// The counts that the database returned last, with the changes of this mount since then.
     usage: Usage,
-    /// The bytes of sizes that are in memory only.
+    /// The bytes of file sizes that only this mount knows, because they are not flushed.
     uncounted: u64,
 }
 
@@ -105,7 +107,7 @@ impl Room {
         usage.max_inodes.is_some() || usage.max_bytes.is_some()
     }
 
-    /// Makes a change that adds inodes and bytes in the database.
+    /// Makes `change` if the limits allow its new inodes and bytes, and counts them.
     ///
     /// # Errors
     /// `ENOSPC` if a limit is reached; the errors of the change.
@@ -128,7 +130,7 @@ impl Room {
         })
     }
 
-    /// Takes room for bytes of a size that the next flush makes known to the database.
+    /// Reserves bytes of a file's size. The database counts them after the next flush.
     ///
     /// # Errors
     /// `ENOSPC` if a limit is reached.
@@ -139,14 +141,14 @@ impl Room {
         Ok(())
     }
 
-    /// Notes that the database counts bytes that were uncounted.
+    /// Notes that the database now counts `bytes` that were reserved before.
     pub(crate) fn count(&self, bytes: u64) {
         let mut state = self.0.lock();
         state.uncounted -= bytes;
         state.usage.bytes = state.usage.bytes.saturating_add(bytes);
     }
 
-    /// Notes that uncounted bytes will never be in the database.
+    /// Notes that reserved bytes will not be written, because they were discarded or cut off.
     pub(crate) fn release(&self, bytes: u64) {
         self.0.lock().uncounted -= bytes;
     }

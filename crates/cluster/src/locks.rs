@@ -10,24 +10,24 @@
 //! reads, changes and writes a file under a lock sees all that other programs wrote under their
 //! locks.
 //!
-//! A lock *protects* writes if it is a write lock, taken through a file that is open for writing.
-//! The owner of such a lock keeps it if the flush of its unlock fails. Otherwise a later flush
-//! would write over the bytes of the next owner. Most programs do not repeat an unlock that failed.
-//! So the mount sends it again each second, and before the next lock of the file.
+//! A lock *protects* writes if it is a write lock that was taken through a file open for writing.
+//! If the flush before its unlock fails, the owner keeps this lock. Otherwise a later flush would
+//! write over the bytes of the next owner. Most programs do not repeat an unlock that failed. So
+//! the mount repeats the unlock each second, and before the next lock of the file.
 //!
 //! # Lost locks
 //! Locks end with their session (guarantee K.8 in `lib.rs`). A change under a lock must not be made
 //! after the lock has ended, because another mount may have the lock by then. So a mount changes
 //! the contents and attributes of a file with locks that protect writes only under the session of
 //! these locks ([`Locks::session_of`]). After the death of that session:
-//! - The dirty bytes are given up at the next open or unlock. The next fsync(2) or close(2) of a
+//! - The dirty bytes are discarded at the next open or unlock. The next fsync(2) or close(2) of a
 //!   writer reports that.
-//! - Files that were opened before the loss was known give `EIO`, until the owners of the lost
-//!   locks have dropped them or closed the file. Files that are opened later can be used
-//!   immediately.
+//! - Calls fail with `EIO` on files that were opened before the loss was known. They fail until the
+//!   owners of the lost locks have dropped the locks or closed the file. Files that are opened
+//!   later can be used immediately.
 //!
-//! If a lock that protects no writes is lost, only the open files through which it was taken give
-//! `EIO`. So a user who may only read a file cannot disturb its writers.
+//! If a lock that protects no writes is lost, calls fail with `EIO` only on the open files through
+//! which it was taken. So a user who may only read a file cannot disturb its writers.
 //!
 //! Source: fcntl(2), flock(2); RFC 8881, section 8.4.2 (loss of locks).
 
@@ -42,10 +42,11 @@ use crate::meta::Meta;
 
 const LOCK: &str = "SELECT * FROM cw_lock($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 const FIND: &str = "SELECT * FROM cw_find_lock($1, $2, $3, $4, $5, $6, $7)";
-/// Stands for locks that were taken under several sessions, so that some of them are lost.
+/// Stands for the session of locks that were taken under several sessions. No session has this
+/// number, so these locks count as lost.
 const NO_SESSION: i64 = 0;
 
-/// The locks that this mount has.
+/// The locks of fcntl(2) and flock(2) that the programs of this mount have.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     /// No other lock is taken while this one is held.
@@ -54,12 +55,12 @@ pub(crate) struct Locks {
     turn_ended: Condvar,
 }
 
-/// The right to take and drop locks of an owner on a file, which a call has until the database has
-/// answered. So an unlock that is late, or is sent again, drops no newer lock. Taken before the
-/// lock of contents.
+/// The right to take and drop the locks of one owner on one file. A call has the turn until the
+/// database has answered. So an unlock that is late, or is sent again, drops no newer lock. Taken
+/// before the lock of contents.
 ///
-/// A process is one owner of fcntl(2) in all its files. A slow flush of one file must not delay
-/// close(2) of the others, so each file has turns of its own.
+/// A process is one owner of fcntl(2) locks in all its files. A slow flush of one file must not
+/// delay close(2) of the others, so each file has turns of its own.
 struct Turn<'a> {
     locks: &'a Locks,
     of: (u64, Owner),
@@ -67,15 +68,15 @@ struct Turn<'a> {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// The locks of each owner, for each locked file by its inode number.
+    /// The owners and their locks for each locked file. The key is the inode number of the file.
     files: HashMap<u64, HashMap<Owner, Held>>,
     /// Unlocks that have failed.
     unlocks: Vec<(u64, Owner, Bytes)>,
-    /// The files, by inode number, and owners of which a call has the [`Turn`].
+    /// The file (by inode number) and the owner of each [`Turn`] that a call has.
     busy: HashSet<(u64, Owner)>,
 }
 
-/// The client's number of an owner, and whether its locks are those of flock(2).
+/// An owner of locks: its number from the client, and true if its locks are those of flock(2).
 type Owner = (u64, bool);
 
 /// The first and the last byte of a lock.
@@ -86,19 +87,20 @@ type Bytes = (u64, u64);
 struct Held {
     /// The session that has the locks.
     session: i64,
-    /// The bytes that may be locked. Only the database has the exact ranges.
+    /// A range that contains all locked bytes. Only the database knows the exact ranges.
     bytes: Bytes,
     /// True if one of the locks protects writes.
     protects: bool,
     /// The open files through which the locks were taken.
     handles: Vec<u64>,
-    /// The first open file that may use the file although the locks are lost.
+    /// The first handle that may use the file again although the locks are lost. None if no handle
+    /// may.
     reopened: Option<u64>,
 }
 
 impl Locks {
-    /// Returns the session of the locks that protect one of the files `inos`, if there are such
-    /// locks.
+    /// Returns the session of the locks that protect the files `inos`. None if no locks protect
+    /// them, and `NO_SESSION` if the locks have several sessions.
     pub(crate) fn session_of(&self, inos: &[u64]) -> Option<i64> {
         let table = self.table.lock();
         if table.files.is_empty() {
@@ -108,8 +110,8 @@ impl Locks {
         one_session(files.flat_map(HashMap::values).filter(|held| held.binds()))
     }
 
-    /// Returns the session under which `owner` must get a lock on a file, or None if each session
-    /// may do.
+    /// Returns the session under which a new lock of `owner` on a file must be taken. None if any
+    /// session will do.
     fn session_for(&self, ino: u64, owner: Owner) -> Option<i64> {
         let table = self.table.lock();
         let owners = table.files.get(&ino)?.iter();
@@ -127,8 +129,9 @@ impl Locks {
         })
     }
 
-    /// Lets the open files from `first` on use a file although locks on it are lost. Returns true
-    /// if the dirty bytes must be given up first. The caller has locked the contents of the file.
+    /// Makes a file whose locks are lost usable again for handles from `first` on. Returns true if
+    /// the dirty bytes must be discarded, because a lost lock protected writes. The caller has
+    /// locked the contents of the file.
     pub(crate) fn settle(&self, ino: u64, first: u64, current: i64) -> bool {
         let mut table = self.table.lock();
         let Some(owners) = table.files.get_mut(&ino) else { return false };
@@ -143,7 +146,7 @@ impl Locks {
         self.table.lock().files.get(&ino)?.get(&owner).cloned()
     }
 
-    /// Notes that the owner of `lock` may have got it through the open file `node`.
+    /// Notes that the owner of `lock` may have got this lock through the open file `node`.
     fn taken(&self, node: Node<'_>, lock: &FileLock, session: i64) {
         let (ino, owner, bytes) = (node.ino(), (lock.owner, lock.is_flock), (lock.start, lock.end));
         let mut table = self.table.lock();
@@ -213,7 +216,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Held {
-    /// Returns true if a change of the file must be made under the session of the locks.
+    /// Returns true if the file may only be changed under the session of these locks.
     fn binds(&self) -> bool {
         self.protects && self.reopened.is_none()
     }
@@ -242,8 +245,8 @@ impl Meta {
 }
 
 impl ClusterFs {
-    /// Returns a lock of another owner that conflicts with `lock`. A process of another mount is
-    /// reported with the process ID 0.
+    /// Returns a lock of another owner that conflicts with `lock`. If that owner is on another
+    /// mount, the process ID in the result is 0.
     pub(crate) fn find_lock(&self, ino: u64, lock: &FileLock) -> Result<Option<FileLock>, Errno> {
         let (owner, kind, first, last) = values(lock);
         let session = &self.meta.session;
@@ -269,12 +272,12 @@ impl ClusterFs {
         self.meta.check_locks(ino, node.handle())?;
         self.repeat_unlocks(Some(ino))?;
         let _turn = locks.turn(ino, owner);
-        // An unlock may have failed since.
+        // An unlock may have failed while this call waited for the turn.
         self.repeat_unlocks_of(ino, owner)?;
         self.flush_named(ino)?;
         let (known, session) = (locks.held(ino, owner), self.meta.session.id());
         if known.as_ref().is_some_and(|held| held.session != session) {
-            // The owner must first drop the locks that it has lost.
+            // An owner that has lost locks must drop them before it gets a new one.
             return Err(Errno::IO);
         }
         let bound = locks.session_for(ino, owner);
@@ -282,8 +285,8 @@ impl ClusterFs {
         match self.send_lock(ino, lock, bound) {
             Ok(session) => locks.taken(node, lock, session),
             Err(Errno::AGAIN) => {
-                // Although it refused the lock, the database has dropped the owner's old lock of
-                // flock(2).
+                // flock(2) drops the owner's old lock before it takes the new one. The database has
+                // dropped the old lock, although it refused the new one.
                 if let Some(known) = known.filter(|_| lock.is_flock) {
                     locks.dropped(ino, owner, known.bytes);
                 }
@@ -297,7 +300,7 @@ impl ClusterFs {
         }
         let refreshed = if self.is_nameless(ino) { Ok(()) } else { self.data.refresh(ino) };
         refreshed.inspect_err(|_| {
-            // If the unlock fails too, it is sent again.
+            // Ignore an error, because a failed unlock is sent again later.
             let _ = self.drop_lock_now(node, &FileLock { kind: LockKind::Unlock, ..*lock });
         })
     }
@@ -321,7 +324,7 @@ impl ClusterFs {
         self.drop_lock_now(node, lock)
     }
 
-    /// Drops a lock. The caller has the turn of its owner on the file.
+    /// Drops a lock. The caller has the [`Turn`] of the owner on this file.
     fn drop_lock_now(&self, node: Node<'_>, lock: &FileLock) -> Result<(), Errno> {
         let (ino, owner) = (node.ino(), (lock.owner, lock.is_flock));
         let Some(held) = self.meta.locks.held(ino, owner) else { return Ok(()) };
@@ -335,8 +338,8 @@ impl ClusterFs {
         }
     }
 
-    /// Sends unlocks again that have failed, of the file `of` or of all files. On a soft mount, all
-    /// of them together wait for the database as long as one call.
+    /// Sends failed unlocks again: those of the file `of`, or those of all files. On a soft mount,
+    /// all of them together wait for the database at most as long as one call.
     pub(crate) fn repeat_unlocks(&self, of: Option<u64>) -> Result<(), Errno> {
         let (start, mut done) = (Instant::now(), Ok(()));
         for (ino, owner, _) in self.meta.locks.unlocks(|ino, _| of.is_none_or(|of| ino == of)) {
@@ -350,8 +353,8 @@ impl ClusterFs {
         done
     }
 
-    /// Sends the unlocks of `owner` on a file again that have failed. The caller has their
-    /// turn.
+    /// Sends the failed unlocks of `owner` on a file again. The caller has the [`Turn`] of this
+    /// owner on this file.
     fn repeat_unlocks_of(&self, ino: u64, owner: Owner) -> Result<(), Errno> {
         for (_, _, (first, last)) in self.meta.locks.unlocks(|at, it| (at, it) == (ino, owner)) {
             let Some(held) = self.meta.locks.held(ino, owner) else { continue };
@@ -361,18 +364,21 @@ impl ClusterFs {
         Ok(())
     }
 
-    /// Writes dirty bytes, and drops a lock. Returns false if the lock was lost.
+    /// Flushes a file, and then drops a lock on it. Returns false if the lock was lost.
     fn send_unlock(&self, ino: u64, lock: &FileLock, held: &Held) -> Result<bool, Errno> {
         let flushed = self.flush_named(ino);
-        // The flush may be the call that learns of the death of the session.
+        // Compare the sessions after the flush, because the flush may find that the old session is
+        // dead.
         let is_lost = held.session != self.meta.session.id();
         if is_lost {
             self.data.revert(ino);
         } else if held.protects {
-            // If the lock protects no writes, the dirty bytes are those of other programs.
+            // If the lock protects no writes, the dirty bytes are those of other programs. So the
+            // unlock goes on even if their flush failed.
             flushed?;
         }
-        // If the answer of a lock call was lost, the lock may belong to the new session.
+        // Send the unlock under any session. If the answer of a lock call was lost, the lock may
+        // belong to the new session.
         self.send_lock(ino, lock, None)?;
         let owner = (lock.owner, lock.is_flock);
         self.meta.locks.dropped(ino, owner, (lock.start, lock.end));
@@ -398,7 +404,8 @@ impl ClusterFs {
     }
 }
 
-/// Returns the owner, the kind, the first and the last byte of a lock, as the database takes them.
+/// Returns the owner, the kind, the first and the last byte of a lock as parameters of the
+/// database's functions.
 fn values(lock: &FileLock) -> (i64, i32, i64, i64) {
     let kind = match lock.kind {
         LockKind::Unlock => 0,

@@ -2,8 +2,8 @@
 //!
 //! A reader first checks that the session has lease time left, and only then looks into the cache
 //! (guarantee K.1 in `lib.rs`). On a miss it reads a page of the directory from the database, and
-//! caches the page. In two cases it reads only the name or inode that it needs: if the directory is
-//! cached in part, or if a change of it is under way.
+//! caches the page. It reads only the needed name or inode if the directory is cached in part, or
+//! if a change of the directory is under way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,13 +26,13 @@ const LOOKUP: &str = "SELECT * FROM cw_lookup($1, $2, $3)";
 const GETATTR: &str = "SELECT * FROM cw_getattr($1)";
 const XATTRS: &str = "SELECT * FROM cw_xattrs($1)";
 
-/// After one of these errors the database is unchanged, so the cache may stay as it is.
+/// Errors after which the database is certainly unchanged, so that the cache may stay as it is.
 const UNCHANGED: [Errno; 5] =
     [Errno::NOTEMPTY, Errno::INVAL, Errno::NODATA, Errno::NOTDIR, Errno::ISDIR];
 
 const NOT_CACHED: i32 = -6;
 const DEAD: i32 = -2;
-/// The code of a session that has not registered since the last crash of the database.
+/// A result code of the database: the session has not registered since the last crash.
 const RESTARTED: i32 = -3;
 
 #[derive(Debug)]
@@ -51,13 +51,13 @@ pub(crate) struct Known {
 
 #[derive(Debug)]
 pub(crate) struct Changed {
-    /// The instant before the change was sent.
+    /// Marks the moment before the change was sent.
     pub(crate) begun: Begun,
     inodes: Vec<Inode>,
 }
 
 impl Changed {
-    /// Fails with `EIO` if the database did not return the inode.
+    /// Returns a changed inode. Fails with `EIO` if the database did not return it.
     pub(crate) fn inode(&self, ino: u64) -> Result<Inode, Errno> {
         self.find(ino).ok_or(Errno::IO)
     }
@@ -68,7 +68,7 @@ impl Changed {
 }
 
 pub(crate) struct Page {
-    /// The directory, and the inode if one was asked for.
+    /// The directory, and then the inode if the caller asked for one.
     heads: Vec<Inode>,
     pub(crate) names: Vec<Listing>,
     /// True if there are no names after the page.
@@ -77,8 +77,8 @@ pub(crate) struct Page {
 }
 
 impl Meta {
-    /// The result also says whether this mount has cached the name. Only then the kernel may cache
-    /// it too.
+    /// Returns the inode of a name, and whether this mount has cached the name. Only then the
+    /// kernel may cache the name too.
     pub(crate) fn lookup(&self, dir: u64, name: &[u8]) -> Result<(Known, bool), Errno> {
         let mut was_filled = false;
         loop {
@@ -103,8 +103,8 @@ impl Meta {
             });
             self.cache.end_fill(dir);
             let (page, is_cached) = filled?;
-            // If the cache is smaller than a page or two, the fill of another thread may drop this
-            // one at once. So the second page answers by itself.
+            // In a very small cache, the fill of another thread may drop the new page at once. So
+            // look for the name in the second page itself.
             if is_cached && !std::mem::replace(&mut was_filled, true) {
                 continue;
             }
@@ -138,6 +138,8 @@ impl Meta {
         Ok((Known { inode, is_current: false }, false))
     }
 
+    /// Returns an inode.
+    ///
     /// # Errors
     /// `ESTALE` if there is no such inode.
     pub(crate) fn inode(&self, ino: u64) -> Result<Known, Errno> {
@@ -202,8 +204,8 @@ impl Meta {
         Ok(page)
     }
 
-    /// If the database does not accept the session, the session is renewed or replaced, and the
-    /// read is repeated.
+    /// Runs a read under the session, and returns its rows. If the database does not accept the
+    /// session, renews or replaces the session, and repeats the read.
     fn rows(&self, sql: &'static str, params: &[Param<'_>]) -> Result<Vec<Row>, Errno> {
         self.session.close_unanswered()?;
         loop {
@@ -238,8 +240,9 @@ impl Meta {
         Ok(xattrs)
     }
 
-    /// The database may give a new name a position in its directory. The function `names` gets it,
-    /// and returns the new states of the changed names.
+    /// Makes a change, and updates the cache. If the change makes a name, the database gives the
+    /// name a position in its directory. `names` gets this position, and returns the new states of
+    /// the changed names.
     pub(crate) fn change<'a>(
         &self,
         change: &Change<'a>,
@@ -287,7 +290,8 @@ impl Meta {
         known.inode.attr.with_ttl(ttl)
     }
 
-    /// `found` is None for an absent name (guarantee K.7 in `lib.rs`).
+    /// Returns how long the kernel may keep a name, and records that (guarantee K.7 in `lib.rs`).
+    /// `found` is the inode, or None for an absent name.
     pub(crate) fn name_ttl(&self, dir: u64, name: &[u8], found: Option<u64>) -> Duration {
         let alone = self.session.kernel_time();
         let left = if alone.is_zero() { self.session.left() } else { alone };
@@ -296,7 +300,8 @@ impl Meta {
         if is_given { left } else { Duration::ZERO }
     }
 
-    /// For guarantee K.7 of `lib.rs`: how long the kernel may keep the attributes.
+    /// Returns how long the kernel may keep the attributes of an inode, and records that (guarantee
+    /// K.7 in `lib.rs`).
     pub(crate) fn attributes_ttl(&self, known: Known) -> Duration {
         let alone = self.session.kernel_time();
         let is_given = known.is_current

@@ -12,7 +12,7 @@ use crate::options::{Place, Url};
 use crate::session::Holder;
 
 const SCHEMA: &str = include_str!("schema.sql");
-/// Each file comes after the files whose functions it calls.
+/// The SQL functions of the file system. Each file comes after the files whose functions it calls.
 const FUNCTIONS: [&str; 8] = [
     include_str!("functions/results.sql"),
     include_str!("functions/sessions.sql"),
@@ -26,7 +26,8 @@ const FUNCTIONS: [&str; 8] = [
 pub(crate) const VERSION: i32 = 1;
 
 const EXISTS: &str = "SELECT to_regclass('corewalk.format') IS NOT NULL";
-/// All tables and views of the schema that are not in the list $1. They belong to another program.
+/// Returns a table or view in the schema that is not in the list $1. Such a table belongs to
+/// another program.
 const FOREIGN: &str = "SELECT c.relname::text FROM pg_class c
     WHERE c.relnamespace = to_regnamespace('corewalk') AND c.relkind IN ('r', 'p', 'f', 'v', 'm')
     AND c.relname::text <> ALL ($1) LIMIT 1";
@@ -44,7 +45,7 @@ const USAGE: &str = "INSERT INTO corewalk.usage VALUES (1, 4096)";
 pub enum MakeError {
     /// The database has a file system already.
     Exists,
-    /// The schema `corewalk` has this table of another program.
+    /// The schema `corewalk` has tables of another program. The value is the name of one of them.
     Foreign(String),
     /// A mount uses the file system that would be replaced.
     Busy(Holder),
@@ -56,9 +57,9 @@ pub enum MakeError {
     Runtime(std::io::Error),
 }
 
-/// Makes a file system in the database at `url`. The root directory belongs to `owner`, a user and
-/// a group. If `replaces` is true, an existing file system of the database is lost, but its objects
-/// stay.
+/// Makes a file system in the database at `url`. `owner` is the user and the group of the root
+/// directory. If `replaces` is true, an existing file system in the database is removed, but its
+/// objects stay in the store.
 ///
 /// # Errors
 /// The reason why no file system was made.

@@ -3,7 +3,7 @@
 use corewalk::{Attr, Timespec};
 use tokio_postgres::Row;
 
-/// Set if the inode has extended attributes that are no ACLs.
+/// Flag of an inode that has extended attributes other than ACLs.
 pub(crate) const HAS_XATTRS: i32 = 1;
 pub(crate) const HAS_ACCESS_ACL: i32 = 2;
 pub(crate) const HAS_DEFAULT_ACL: i32 = 4;
@@ -56,7 +56,8 @@ pub(crate) fn to_time(nanos: i64) -> Timespec {
     Timespec { secs: nanos.div_euclid(NANOS), nanos: nanos.rem_euclid(NANOS) as u32 }
 }
 
-/// A time outside of the range of the database becomes the nearest time in it.
+/// Converts a time to nanoseconds since 1970. A time that is out of range becomes the nearest
+/// possible one.
 pub(crate) fn to_nanos(time: Timespec) -> i64 {
     time.secs.saturating_mul(NANOS).saturating_add(i64::from(time.nanos))
 }

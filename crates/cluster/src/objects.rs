@@ -43,19 +43,19 @@ use crate::options::Place;
 
 /// How long one request to S3 may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a request to S3 is repeated if it fails on the way or the server is overloaded. The
-/// caller decides whether it waits longer.
+/// How long a request to S3 is repeated if it fails on the way or the server is overloaded. After
+/// that, the caller may begin the request again.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(3);
-/// The name of a directory store in the errors of `object_store`.
+/// The text by which errors of `object_store` name a store in a directory.
 const LOCAL: &str = "LocalFileSystem";
-/// The beginning of the error of `object_store` for a status other than 2xx. The status follows.
-/// The type of this error is private, so its text is read.
+/// The start of an error text of `object_store` that reports an HTTP status other than 2xx. The
+/// status follows. The type of this error is private, so its text must be read.
 const STATUS: &str = "Server returned non-2xx status code: ";
-/// The beginning of the error of `object_store` for a redirection without a target, which a wrong
-/// region causes.
+/// The start of an error text of `object_store` that reports a redirection without a target. A
+/// wrong region causes this error.
 const REDIRECT: &str = "Received redirect without LOCATION";
-/// The statuses below 500 that mean that the server may do the request later: request timeout, too
-/// many requests.
+/// Statuses below 500 that mean that the server may carry out the request later: request timeout,
+/// too many requests.
 const OVERLOADED: [&str; 2] = ["408", "429"];
 
 /// A store of objects.
@@ -123,8 +123,8 @@ impl Objects {
             done => done.map_err(io_error)?,
         }
         let Some(folder) = self.folder.clone() else { return Ok(()) };
-        // A process that was killed in `put` has left its temporary file, which `list` omits.
-        // `Path` keeps a key with `..` or an absolute one inside the folder.
+        // Remove the temporary file of a process that was killed in `put`, because `list` omits
+        // such files. `Path` makes sure that no key leads out of the folder.
         let temporary = folder.join(format!("{}#1", Path::from(key)));
         match tokio::task::spawn_blocking(move || fs::remove_file(temporary)).await? {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -147,8 +147,8 @@ impl Objects {
 
 /// Returns the client of a bucket.
 fn s3(bucket: &str, settings: &[(String, String)]) -> io::Result<impl ObjectStore> {
-    // The S3 client needs a cryptography provider even if it does not encrypt. The call fails if
-    // the program has already installed a provider, which serves as well.
+    // The S3 client needs a cryptography provider even if it does not encrypt. Ignore the error if
+    // the program has already installed a provider, because any provider will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT);
     let mut builder = AmazonS3Builder::new().with_bucket_name(bucket);
@@ -184,7 +184,8 @@ fn io_error(error: Error) -> io::Error {
     }
     let is_away = match error {
         Error::Generic { store, .. } => store != LOCAL && !causes(&error).any(is_refusal),
-        // Status 409: another request to the bucket is in the way for the moment.
+        // Status 409 means that another request to the bucket conflicts with this one for the
+        // moment.
         Error::AlreadyExists { .. } => true,
         _ => false,
     };
@@ -285,7 +286,8 @@ mod tests {
         }
     }
 
-    /// Answers each request with `status`, until the runtime ends. Returns the address.
+    /// Starts a server that answers each request with `status`, until the runtime ends. Returns the
+    /// address of the server.
     async fn serve(status: u16) -> std::net::SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

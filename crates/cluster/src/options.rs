@@ -1,10 +1,9 @@
 //! The URL of a cluster file system, and the options of a mount.
 //!
-//! A URL is `pg://USER@HOST:PORT/DATABASE?data=WHERE`. `address.rs` reads `sslmode` and
-//! `sslrootcert`. The PostgreSQL client reads all other parameters except `data`. It takes several
-//! hosts, the path of a socket as host, and parameters of libpq, such as `connect_timeout`. `data`
-//! says where the contents of large files are. `mkfs` stores it in the database, so a mount need
-//! not give it.
+//! A URL is `pg://USER@HOST:PORT/DATABASE?data=WHERE`. `data` says where the contents of large
+//! files are. `mkfs` stores `data` in the database, so a mount need not give it. `address.rs` reads
+//! `sslmode` and `sslrootcert`. The PostgreSQL client reads all other parameters. It allows several
+//! hosts, the path of a socket as host, and parameters of libpq, such as `connect_timeout`.
 //!
 //! A URL contains no password, because command lines and mount tables show it.
 //!
@@ -17,9 +16,9 @@ use crate::address::Address;
 
 /// The scheme of a URL.
 pub const SCHEME: &str = "pg://";
-/// The start of a place for data that is a directory.
+/// The start of the value of `data=` for a directory.
 const FILE: &str = "file:";
-/// The start of a place for data that is a bucket of S3.
+/// The start of the value of `data=` for a bucket of S3.
 const S3: &str = "s3://";
 
 /// The address of a cluster file system.
@@ -38,7 +37,7 @@ pub struct Url {
     data: Option<Place>,
 }
 
-/// A place for the contents of large files.
+/// The location of the contents of large files: a value of `data=`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
@@ -48,7 +47,7 @@ pub enum Place {
     S3 {
         /// The name of the bucket.
         bucket: String,
-        /// The start of the keys; may be empty.
+        /// The start of all keys in the bucket, without a final slash; may be empty.
         prefix: String,
     },
 }
@@ -93,7 +92,7 @@ impl Url {
         Ok(Url { address, data })
     }
 
-    /// Returns the place for data that the URL gives.
+    /// Returns the `data=` of the URL, or None if the URL has none.
     pub fn data(&self) -> Option<&Place> {
         self.data.as_ref()
     }
@@ -125,11 +124,11 @@ impl Place {
 }
 
 impl Place {
-    /// Returns the place of the objects of the file system `id`. Several file systems may share one
-    /// `data=`, so each has a folder or prefix of its own below it.
+    /// Returns the location of the objects of the file system `id`. Several file systems may have
+    /// the same `data=`, so each has a folder or prefix of its own in it.
     ///
-    /// Returns None if `id` has other characters than those of a UUID. The owner of the database
-    /// can store any text there, and `..` would lead to files of others.
+    /// Returns None if `id` has characters that no UUID has. The owner of the database can store
+    /// any text as `id`, and `..` would lead to files outside of the folder.
     pub(crate) fn of_file_system(&self, id: &str) -> Option<Place> {
         let is_uuid = id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
         if id.is_empty() || !is_uuid {
@@ -174,7 +173,7 @@ impl std::fmt::Display for UrlError {
 
 impl std::error::Error for UrlError {}
 
-/// The behaviour of a call while the database cannot be reached.
+/// Tells whether a call waits or fails while the database cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
     /// The call waits until the database is back (`hard` of nfs(5)).
@@ -187,13 +186,13 @@ pub enum Unreachable {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClusterOptions {
-    /// The behaviour of a call while the database cannot be reached.
+    /// Tells whether a call waits or fails while the database cannot be reached.
     pub unreachable: Unreachable,
     /// How long a session lives after its last renewal. The mount renews it every third of this
     /// time.
     pub lease: Duration,
-    /// The number of connections for calls of the file system. The session and the listener for
-    /// notifications have one more each.
+    /// The number of connections for calls of the file system. There is one more connection for the
+    /// session, and one for notifications.
     pub connections: usize,
     /// The most memory for cached names and attributes, in bytes.
     pub cache_bytes: usize,
@@ -204,8 +203,8 @@ pub struct ClusterOptions {
     pub disk_cache_bytes: u64,
     /// True if locks of fcntl(2) and flock(2) hold in this mount only (`local_lock=all` of nfs(5)).
     pub local_locks: bool,
-    /// True if the kernel may keep names and attributes beside other mounts, while the lease of
-    /// their directory lasts.
+    /// True if the kernel may keep names and attributes even while there are other mounts. It may
+    /// keep them as long as the lease of their directory lasts.
     pub kernel_names: bool,
     /// The settings of the object store. Their names are the environment variables that other
     /// programs use, such as `AWS_ACCESS_KEY_ID`.
@@ -238,10 +237,11 @@ pub struct Flaws {
     /// An intent is acknowledged while the kernel keeps its attributes, against guarantee K.7 in
     /// `lib.rs`.
     pub keeps_kernel_attributes: bool,
-    /// No directory is ever busy. This is no flaw: the kernel keeps more, and drops it more often.
+    /// No directory counts as busy after a change (`directory/kernel.rs`). This is no flaw: the
+    /// kernel keeps more answers, and must drop them more often.
     pub is_never_busy: bool,
-    /// An own change is sent while the kernel still keeps what the change alters, against guarantee
-    /// K.7 in `lib.rs`.
+    /// A change of this mount is sent while the kernel still keeps what the change alters, against
+    /// guarantee K.7 in `lib.rs`.
     pub keeps_kernel_before_change: bool,
 }
 

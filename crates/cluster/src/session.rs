@@ -1,8 +1,9 @@
 //! The session of a mount: its lease time, its request slots, its inode numbers.
 //!
-//! A session renews every third of its lease time. It counts the lease time, less a margin, from
-//! the moment before it sent the renewal. After that it answers nothing from a cache (guarantee K.1
-//! in `lib.rs`). The clock is CLOCK_BOOTTIME, which goes on while the machine sleeps.
+//! A session is renewed three times per lease time. The mount counts the lease time from the moment
+//! before it sent a renewal, and subtracts a margin. After that time it answers nothing from a
+//! cache (guarantee K.1 in `lib.rs`). The clock is CLOCK_BOOTTIME, which goes on while the machine
+//! sleeps.
 //!
 //! # Changes
 //! [`Session::change`] sends a change with a request slot. A slot has one change at a time. If the
@@ -14,14 +15,14 @@
 //! sent ([`Session::close_unanswered`]).
 //!
 //! # Death
-//! A mount whose session the database calls dead drops all caches and opens a new session
-//! (guarantee K.8 in `lib.rs`). To a change, this answer also says that the old session has not
-//! made the change and never will. So the change is sent again under the new session. After ten
-//! minutes the database forgets the slots of a dead session. A change whose answer was lost then
-//! fails with `EIO`.
+//! If the database says that a mount's session is dead, the mount drops all caches and opens a new
+//! session (guarantee K.8 in `lib.rs`). As a reply to a change, this also means that the old
+//! session has not made the change and never will. So the change is sent again under the new
+//! session. After ten minutes the database forgets the slots of a dead session. A change whose
+//! answer was lost then fails with `EIO`.
 //!
-//! The new session must belong to the same file system. If the database has another one by then,
-//! from `mkfs --force` or a dump, all later calls of the mount fail.
+//! The new session must belong to the same file system. The database may have another file system
+//! by then, from `mkfs --force` or a dump. In that case all later calls of the mount fail.
 //!
 //! # Other mounts
 //! A change waits until other sessions have given up their leases on its directories
@@ -51,21 +52,22 @@ use crate::limits::{Room, Usage};
 use crate::mkfs::VERSION;
 use crate::options::Flaws;
 
-/// The part of the lease that is left unused, so that clocks may run at different speeds.
+/// The part of the lease time that a mount does not use, in percent. It allows for clocks that run
+/// at different speeds.
 const MARGIN_PERCENT: u32 = 10;
 /// How many inode numbers the database gives out at a time.
 const INO_RANGE: u64 = 4096;
 /// The pause before a change, a renewal or the opening of a session is tried again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The first and the longest time after which a change with an intent is sent again. A notification
-/// that all leases were given up ends the wait earlier.
+/// How long a change with an intent waits before it is sent again: the first and the longest time.
+/// A notification that all leases were given up ends the wait earlier.
 const POLLS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(400));
 /// How many mounts may use a file system at once.
 const MOUNTS_MAX: i32 = 1000;
 /// How long the database may take to answer a mount that opens a session.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Codes of results that are no errno. `functions/results.sql` lists them.
+/// Result codes of the database that are not an errno. `functions/results.sql` lists them.
 mod code {
     pub(super) const CONTENDED: i32 = -1;
     pub(super) const DEAD: i32 = -2;
@@ -97,7 +99,7 @@ pub(crate) enum Refusal {
 /// The facts that the database has stored about a file system.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    /// The place for data, the value of `data=`.
+    /// The value of `data=`: where the objects are.
     pub(crate) data: String,
     /// The identity of the file system, which no other file system has.
     pub(crate) id: String,
@@ -114,10 +116,10 @@ pub struct Holder {
     pub since: String,
 }
 
-/// The caches that must not outlive a lease.
+/// The caches of a mount, whose answers are valid only under a lease.
 ///
-/// The methods return the instant at which the kernel, too, has no old name any more, by
-/// [`boot_time`]. The caller waits until then.
+/// Each method also makes the kernel drop its answers. It returns the instant until which the
+/// kernel may keep old names all the same, by [`boot_time`]. The caller waits until then.
 pub(crate) trait Caches: Send + Sync {
     /// Drops everything that was cached under a lease.
     fn drop_all(&self) -> Duration;
@@ -128,14 +130,15 @@ pub(crate) trait Caches: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 struct Current {
     id: i64,
-    /// CLOCK_BOOTTIME up to which caches may be used.
+    /// CLOCK_BOOTTIME up to which the mount may answer from its caches.
     deadline: Duration,
     /// The number of live sessions, as the last renewal has told.
     sessions: i64,
-    /// CLOCK_BOOTTIME up to which the kernel may keep any answer.
+    /// CLOCK_BOOTTIME up to which the kernel may keep any answer, because this session is the only
+    /// one.
     kernel_deadline: Duration,
-    /// CLOCK_BOOTTIME after which the kernel has no answer that it got while this session was the
-    /// only one.
+    /// CLOCK_BOOTTIME after which the kernel has no answer any more that it got while this session
+    /// was the only one.
     alone_end: Duration,
     /// How often junctions had changed at the last renewal.
     junctions: i64,
@@ -147,11 +150,11 @@ struct Current {
 #[derive(Debug, Default)]
 struct Slots {
     session: i64,
-    /// Slots that no change uses, with the next sequence number.
+    /// Slots that no change uses, each with the sequence number of its next change.
     free: Vec<(i32, i64)>,
     /// The number of slots of the session.
     count: i32,
-    /// Slots whose last change got no answer, with its sequence number.
+    /// Slots whose last change got no answer, each with the sequence number of that change.
     unanswered: Vec<(i32, i64)>,
 }
 
@@ -163,13 +166,13 @@ pub(crate) struct Session {
     fs: String,
     current: RwLock<Current>,
     slots: Mutex<Slots>,
-    /// The next inode number, and the end of the range.
+    /// The next inode number, and the end of the range that the database gave out.
     numbers: Mutex<(u64, u64)>,
     reopening: tokio::sync::Mutex<()>,
     flaws: Flaws,
-    /// The messages from and to other mounts.
+    /// Tells waiting calls of acknowledgements, and the listener of waiting intents.
     pub(crate) post: Post,
-    /// The room that the limits of the file system leave.
+    /// How many inodes and bytes the limits of the file system still allow.
     pub(crate) room: Room,
 }
 
@@ -196,7 +199,8 @@ impl Session {
             post: Post::default(),
             room: Room::default(),
         };
-        // The first renewal tells how many sessions there are. If it fails, the next renewal does.
+        // The first renewal tells how many sessions there are. If it fails, a later renewal tells
+        // that.
         let _ = session.database.block_on(session.renew());
         Ok((session, stored))
     }
@@ -213,7 +217,8 @@ impl Session {
         self.current.read().deadline.saturating_sub(boot_time())
     }
 
-    /// Returns how long the kernel may keep any answer. Zero if other mounts use the file system.
+    /// Returns how long the kernel may keep any answer, because this session is the only one. Zero
+    /// if there are other sessions.
     pub(crate) fn kernel_time(&self) -> Duration {
         self.current.read().kernel_deadline.saturating_sub(boot_time())
     }
@@ -243,16 +248,16 @@ impl Session {
                 return Ok(numbers.0 as i64 - 1);
             }
         }
-        // No lock is held meanwhile. If another thread gets a range too, the rest of one of the two
-        // ranges stays unused.
+        // No lock is held while the database is asked. If two threads get a range at the same time,
+        // the rest of one range stays unused.
         let first: i64 = self.database.query(INOS, &[])?.rows[0].get(0);
         *self.numbers.lock() = (first as u64 + 1, first as u64 + INO_RANGE);
         Ok(first)
     }
 
-    /// Makes a change: calls the function of `sql` with the session, a slot, its sequence number,
-    /// and `params`. Returns the rows of its result. If `bound` is given, the change is made under
-    /// that session only.
+    /// Makes a change by the statement `sql`. Its parameters are the session, a request slot, the
+    /// sequence number of the change, and then `params`. Returns the rows of the result. If `bound`
+    /// is given, the change is made under that session only.
     ///
     /// # Errors
     /// The errno of the function; `EIO` if the database fails, or the session `bound` is dead.
@@ -276,7 +281,8 @@ impl Session {
             all.extend_from_slice(params);
             let reply = match self.database.query_change(sql, &all) {
                 Ok(reply) => reply,
-                // The database has undone the change, and no copy of it is under way.
+                // The database has undone the change, and no copy of it is under way. So the slot
+                // is free again.
                 Err(failure) if !was_lost && !failure.was_lost && waiting_since.is_none() => {
                     self.free_slot(taken);
                     return Err(failure.errno);
@@ -328,8 +334,8 @@ impl Session {
     }
 
     /// Returns true if a change that has waited for other mounts since `since` must fail now. A
-    /// hard mount waits on. A soft mount waits for its time limit, and for at least three lease
-    /// times. No wait of the protocol lasts longer than two.
+    /// hard mount waits until the mount ends. A soft mount waits for its time limit, but for at
+    /// least three lease times. No wait of the protocol lasts longer than two lease times.
     fn has_waited_enough(&self, since: Instant) -> bool {
         let is_over = |left: Option<Duration>| left.is_some_and(|left| left.is_zero());
         let database = &self.database;
@@ -338,8 +344,8 @@ impl Session {
                 || is_over(database.time_left(Instant::now(), None)))
     }
 
-    /// Makes sure that late copies of unanswered changes have no effect. Called before each change,
-    /// and before each read whose answer may be cached.
+    /// Closes the slots of unanswered changes, so that late copies of these changes have no effect.
+    /// Called before each change, and before each read whose answer may be cached.
     ///
     /// # Errors
     /// `EIO` if the database does not answer.
@@ -413,7 +419,8 @@ impl Session {
     pub(crate) fn renew_now(&self) -> Result<(), Errno> {
         let start = Instant::now();
         loop {
-            // Another thread may open a new session meanwhile, which is not the dead one.
+            // Read the session number before the renewal. Another thread may open a new session
+            // meanwhile, which must not be replaced.
             let id = self.id();
             match self.database.block_on(self.renew()) {
                 Ok(()) => return Ok(()),
@@ -429,7 +436,7 @@ impl Session {
         }
     }
 
-    /// [`Session::reopen`] for a call of the file system.
+    /// Runs [`Session::reopen`] on the thread of a call of the file system.
     pub(crate) fn reopen_now(&self, dead: i64) -> Result<(), Errno> {
         self.database.block_on(self.reopen(dead))
     }
@@ -481,9 +488,9 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session, so that the next mount need not wait for its lease. No new session is
-    /// opened afterwards, not even by a renewal that comes after the end. Programs may still use a
-    /// mount that was detached, so the kernel drops its answers first.
+    /// Ends the session, so that other mounts need not wait until its lease time is over. No new
+    /// session is opened afterwards, not even by a renewal that is answered later. A detached mount
+    /// may still be in use, so the kernel drops its answers first.
     pub(crate) fn end(&self) -> Result<(), Errno> {
         let limit = self.lease / 3;
         self.database.block_on(async {
@@ -514,6 +521,7 @@ impl Session {
     }
 
     /// Drops what is cached of some directories, because another mount is about to change them.
+    /// Waits until the kernel has no old names of them.
     pub(crate) async fn drop_directories(&self, dirs: &[u64]) {
         let end = self.caches.upgrade().map(|caches| caches.drop_directories(dirs));
         sleep_until(end.unwrap_or_default()).await;
@@ -526,8 +534,8 @@ impl Session {
 
     fn take_slot(&self) -> (i64, i32, i64) {
         let mut slots = self.slots.lock();
-        // The session number is read with the lock held, so that no thread brings back the slots of
-        // an old session.
+        // Read the session number with the lock held. Otherwise a thread could replace the slots of
+        // a new session by those of an old one.
         let id = self.id();
         if slots.session != id {
             *slots = Slots { session: id, ..Slots::default() };
@@ -564,7 +572,8 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Renews the session until it is dropped. Runs on the runtime of the mount.
+/// Renews a session periodically, until the session has ended or was dropped. Runs on the runtime
+/// of the mount.
 pub(crate) async fn keep_alive(session: Weak<Session>, lease: Duration) {
     let mut is_failing = false;
     loop {
@@ -588,8 +597,8 @@ pub(crate) async fn keep_alive(session: Weak<Session>, lease: Duration) {
     }
 }
 
-/// Opens the session `id`. Returns it with its first inode number and the stored facts. `fs` is the
-/// identity of the file system that the session must belong to.
+/// Opens the session `id`. If `fs` is given, the database must have the file system with this
+/// identity. Returns the session with its first inode number and the stored facts.
 async fn open_new(
     database: &Database,
     lease: Duration,
@@ -637,7 +646,7 @@ fn new_id() -> i64 {
     (u64::from_ne_bytes(bytes) >> 2).max(1) as i64
 }
 
-/// Returns when caches must not be used any more, if the renewal was sent at `sent`.
+/// Returns the instant up to which caches may be used, if the renewal was sent at `sent`.
 fn deadline(sent: Duration, lease: Duration) -> Duration {
     sent + lease * (100 - MARGIN_PERCENT) / 100
 }
@@ -648,7 +657,7 @@ pub(crate) fn boot_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Sleeps until an instant of [`boot_time`], if it is not over.
+/// Sleeps until the instant `end` of [`boot_time`]. Returns at once if it has passed.
 async fn sleep_until(end: Duration) {
     let left = end.saturating_sub(boot_time());
     if !left.is_zero() {

@@ -70,7 +70,8 @@ impl Dirty {
         self.extents.insert(first, extent);
     }
 
-    /// Copies the dirty bytes of a range over `buf`, which begins at `offset`.
+    /// Copies the dirty bytes of a part of the file over the bytes in `buf`. The first byte of
+    /// `buf` is the byte `offset` of the file.
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) {
         let end = offset + buf.len() as u64;
         for (start, extent) in self.in_range(offset..end) {
@@ -90,7 +91,7 @@ impl Dirty {
             .filter(move |(start, extent)| start + extent.len() as u64 > range.start)
     }
 
-    /// Removes all bytes from `size` on.
+    /// Removes all bytes at `size` and behind it.
     pub(crate) fn cut(&mut self, size: u64) {
         self.extents.split_off(&size);
         if let Some(mut last) = self.extents.last_entry() {
@@ -106,7 +107,7 @@ impl Dirty {
         extents.into_iter().map(|(start, extent)| (start, extent.into())).collect()
     }
 
-    /// Puts back the extents that [`Dirty::take`] has returned, before anything else is written.
+    /// Undoes [`Dirty::take`] after a failed flush. Nothing may be written between the two calls.
     pub(crate) fn put_back(&mut self, extents: BTreeMap<u64, Bytes>) {
         self.bytes = extents.values().map(Bytes::len).sum();
         self.extents = extents.into_iter().map(|(start, extent)| (start, extent.into())).collect();

@@ -1,16 +1,18 @@
-//! A cache of objects in a directory of this machine, behind the cache in memory.
+//! A cache of objects in a directory of this machine. It is asked for objects that the cache in
+//! memory does not have.
 //!
-//! It keeps the objects of at least 64 KiB that were read whole, also after the mount has ended. An
-//! object is immutable, and its key is never used again, so a copy never becomes stale.
+//! The cache keeps objects of at least 64 KiB that were read whole, even after the mount has ended.
+//! An object is immutable, and its key is never used again, so a copy never becomes stale.
 //!
-//! A file counts with the blocks and the inode that it takes on disk. Many smaller objects would
-//! use up the inodes of the disk, and much memory for their keys.
+//! The limit of the cache applies to the disk blocks and the inodes of its files. Smaller objects
+//! are not kept, because many of them would use up the inodes of the disk, and much memory for
+//! their keys.
 //!
 //! # Files
-//! The file of an object has its key as name, with `-` for `/`. It is written under a temporary
-//! name and renamed, and it is not synced. After a power cut it may have wrong bytes. So each read
-//! checks the head and the blocks that it uses. A damaged file is removed, and the object is read
-//! from the store.
+//! Each object is one file, which is named by the key of the object, with `-` for `/`. The file is
+//! written under a temporary name and then renamed. It is not synced, so it may have wrong bytes
+//! after a power cut. So each read checks the head and the blocks that it uses. A damaged file is
+//! removed, and the object is read from the store.
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -20,13 +22,14 @@
 //! | the rest | the object |
 //!
 //! # Errors of the disk
-//! A full disk makes the cache smaller, and any other failure of a write turns it off, until the
-//! next mount. A file that cannot be read is removed. The log has one warning. No error reaches a
-//! reader.
+//! A full disk makes the cache smaller until the next mount. Any other failure of a write turns the
+//! cache off until then. A file that cannot be read is removed. Of the errors of the disk, only the
+//! first one is logged, but each damaged file is logged. No error reaches a reader.
 //!
 //! # Locks
-//! One mutex, which is not held while a file is used. Each file system has a folder of its own in
-//! the directory, and flock(2) gives it to one mount.
+//! One mutex protects the list of files, and is not held while a file is used. Each file system has
+//! a folder of its own in the directory. A mount locks this folder with flock(2), so that no second
+//! mount uses it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
@@ -48,14 +51,14 @@ use crc_fast::{CrcAlgorithm, checksum};
 const BLOCK_BYTES: u64 = 64 << 10;
 /// The length of the shortest object that is kept.
 const OBJECT_MIN: u64 = 64 << 10;
-/// The blocks in which most file systems give space to a file.
+/// The size of a block on most file systems. The disk space of a file is a multiple of it.
 const DISK_BLOCK_BYTES: u64 = 4096;
-/// The space that the inode and the name of a file take on disk, about.
+/// The estimated disk space for the inode and the name of a file, in bytes.
 const ENTRY_BYTES: u64 = 512;
 /// The bytes of the head before the checksums of the blocks.
 const HEAD_BYTES: u64 = 16;
-/// How many objects wait for the disk at a time. More are not kept, because they would fill the
-/// memory.
+/// The most objects that wait to be written to the disk. If there are more, further objects are not
+/// kept in the cache, because they would fill the memory.
 const WRITES_MAX: usize = 16;
 /// How long a new mount waits for the folder. umount(8) returns before the old mount has ended.
 const BUSY_LIMIT: Duration = Duration::from_secs(3);
@@ -69,7 +72,7 @@ pub(crate) struct DiskCache {
     state: Mutex<State>,
     pub(crate) hits: ShardedCounter,
     pub(crate) misses: ShardedCounter,
-    /// Holds the lock of the folder.
+    /// The open lock file of the folder. While it is open, no other mount uses the folder.
     _lock: File,
 }
 
@@ -82,7 +85,7 @@ struct State {
     bytes: u64,
     limit: u64,
     clock: u64,
-    /// How many objects wait for the disk.
+    /// The number of objects that wait to be written to the disk.
     writes: usize,
     has_warned: bool,
 }
@@ -109,7 +112,7 @@ impl DiskCache {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        // Another user could put false contents there.
+        // Refuse a folder of another user, since that user could put false contents there.
         let found = fs::symlink_metadata(&folder)?;
         if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -144,7 +147,8 @@ impl DiskCache {
         self.state.lock().bytes
     }
 
-    /// Returns true if the cache has an object, and notes a use of it. Counts a miss otherwise.
+    /// Returns true if the cache has an object, and marks the object as the most recently used one.
+    /// If not, counts a miss.
     pub(crate) fn has(&self, key: &Arc<str>) -> bool {
         let mut state = self.state.lock();
         let known = state.files.get(key).copied();
@@ -193,7 +197,8 @@ impl DiskCache {
         if number(&head) != head_checksum(key, &head) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // A slice of a file that was truncated has fewer bytes than its object, never more.
+        // The object is too short for the slice that names it, so it is read from the store. A
+        // slice may be shorter than its object, but never longer.
         if range.end > len {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -207,14 +212,14 @@ impl DiskCache {
         if !blocks.all(|(block, sum)| checksum(CrcAlgorithm::Crc64Nvme, block) == sum) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // The next mount orders the files by this time. If it cannot be set, a worse file is
-        // evicted.
+        // The next mount orders the files by their modification time. An error is ignored: a file
+        // that is still in use may then be evicted too early.
         let _ = file.set_modified(SystemTime::now());
         Ok(Bytes::from(bytes).slice((range.start - start) as usize..(range.end - start) as usize))
     }
 
-    /// Returns true if an object with `len` bytes may be kept. Then [`DiskCache::store`] must
-    /// follow.
+    /// Returns true if an object with `len` bytes may be kept. The caller must then call
+    /// [`DiskCache::store`].
     pub(crate) fn begin_store(&self, len: u64) -> bool {
         let mut state = self.state.lock();
         let may_store = len >= OBJECT_MIN && state.writes < WRITES_MAX && state.limit > 0;
@@ -222,7 +227,8 @@ impl DiskCache {
         may_store
     }
 
-    /// Keeps an object. Waits for the disk.
+    /// Writes an object to the disk, after [`DiskCache::begin_store`] has returned true. Waits for
+    /// the disk.
     pub(crate) fn store(&self, key: &Arc<str>, object: &Bytes) {
         let done = self.try_store(key, object);
         let mut state = self.state.lock();
@@ -288,7 +294,7 @@ impl DiskCache {
 }
 
 impl State {
-    /// Adds a file whose space `bytes` has already, as the most recently used one.
+    /// Adds a file as the most recently used one. `self.bytes` includes the file's `bytes` already.
     fn insert(&mut self, key: Arc<str>, bytes: u64) {
         self.clock += 1;
         self.order.insert(self.clock, key.clone());
@@ -302,8 +308,8 @@ impl State {
         }
     }
 
-    /// Forgets the least recently used files until there is room for `bytes`. The caller removes
-    /// the files that it returns.
+    /// Forgets the least recently used files, until `bytes` more fit into the limit. Returns the
+    /// keys of these files, which the caller must remove from the disk.
     fn evict(&mut self, bytes: u64) -> Vec<Arc<str>> {
         let mut old = Vec::new();
         while self.bytes + bytes > self.limit
@@ -341,7 +347,8 @@ fn lock(folder: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the length of the file of an object with `len` bytes. None if it has no such length.
+/// Returns the length of the file that keeps an object with `len` bytes. None if the sum overflows,
+/// which a damaged file may cause.
 fn file_bytes(len: u64) -> Option<u64> {
     len.checked_add(HEAD_BYTES + len.div_ceil(BLOCK_BYTES) * 8)
 }
@@ -355,7 +362,7 @@ fn head_checksum(key: &str, head: &[u8]) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, &[key.as_bytes(), &head[8..]].concat())
 }
 
-/// Reads the number in the first 8 bytes.
+/// Returns the first 8 bytes as a number, lowest byte first.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

@@ -1,20 +1,20 @@
 //! Flushes: how dirty bytes get into the objects and the database.
 //!
-//! A flush records the keys of new objects (`pending_object`), and writes the objects. Then it
-//! makes one change, which adds slices, size and time, and deletes the records. So a file never
-//! names an object that does not exist. An object that no file names has a record, by which it is
-//! found.
+//! A flush first records the keys of new objects in the database (`pending_object`), and then
+//! writes the objects. At last it makes one change, which adds the slices, the size and the time to
+//! the file, and deletes the records. So a file never names an object that does not exist. An
+//! object that no file names has a record, by which it is found and removed.
 //!
 //! # Failures
 //! - An object cannot be written, or the change fails. The bytes stay dirty. The next flush writes
-//!   them under new keys, because a late request may still write under an old key. It also deletes
-//!   the records of the old keys, so a late copy of the old change fails.
+//!   them under new keys, because a late request may still write under an old key. The flush also
+//!   deletes the records of the old keys, so that a late copy of the failed change is refused.
 //! - The records are gone, because the session ended long ago. The objects may be gone too, so they
 //!   are written again immediately.
-//! - Another mount has changed the inline contents. They are loaded below the dirty bytes, and the
-//!   flush goes on.
-//! - The file is gone, or another mount has changed it after the session that loaded it ended
-//!   (`ESTALE`). The bytes can never be written, so they are given up. The next fsync(2) or
+//! - Another mount has changed the inline contents. The flush loads the new contents, puts the
+//!   dirty bytes over them, and continues.
+//! - The file is gone, or its session has ended and another mount has changed the file since
+//!   (`ESTALE`). The bytes can never be written, so they are discarded. The next fsync(2) or
 //!   close(2) reports the loss.
 
 use std::collections::BTreeMap;
@@ -45,24 +45,26 @@ const PENDING: &str = "SELECT * FROM cw_pending($1, $2, $3, $4, $5)";
 pub(super) type Slice = (Range<u64>, Option<Arc<str>>);
 
 impl Files {
-    /// Writes the dirty bytes of a file to the database and the objects. Reports bytes that were
-    /// given up while the file was open as `writer`. A reader, which may be any user, must not take
-    /// this report away from the program that wrote them.
+    /// Writes the dirty bytes of a file to the database and the objects. `writer` is the handle of
+    /// a writer for which the flush reports discarded bytes. A reader, which may be any user, must
+    /// not take this report away from the program that wrote the bytes. So the flush of a reader
+    /// has no `writer`.
     ///
     /// # Errors
-    /// `ESTALE` or `EIO` if bytes were given up; `ENOSPC`, `EDQUOT`, `EIO` of the store; the errors
-    /// of a change.
+    /// `ESTALE` or `EIO` if bytes were discarded; `ENOSPC`, `EDQUOT` or `EIO` of the store; the
+    /// errors of a change.
     pub(crate) fn flush(&self, ino: u64, writer: Option<u64>) -> Result<(), Errno> {
         let Some(used) = self.known_file(ino) else { return Ok(()) };
         let mut content = used.file.content.lock();
         let done = self.flush_content(&used.file, &mut content);
-        // Take the stored error also after a failure, because the failure then reports the bytes
-        // that this flush has given up.
+        // Clear the stored error even if the flush failed. If it has discarded bytes, its own error
+        // already reports them.
         let lost = content.lost.take_if(|(_, next)| writer.is_some_and(|writer| writer < *next));
         done.and(lost.map_or(Ok(()), |(errno, _)| Err(errno)))
     }
 
-    /// Flushes the files that have been dirty for some seconds, or all files.
+    /// Flushes all files that have been dirty for some seconds, except those that `skips` selects.
+    /// If `all` is true, flushes them whatever their age is.
     pub(crate) fn flush_old(&self, skips: impl Fn(u64) -> bool, all: bool) -> Result<(), Errno> {
         let mut done = Ok(());
         for ino in self.dirty_files().into_iter().filter(|ino| !skips(*ino)) {
@@ -121,7 +123,8 @@ impl Files {
         done
     }
 
-    /// Gives up the dirty bytes of a file, because they can never be written.
+    /// Discards the dirty bytes of a file that can never be written. The next flush of a writer
+    /// reports `errno`.
     pub(super) fn give_up(&self, file: &File, content: &mut Content, errno: Errno) {
         let bytes = content.dirty.bytes();
         log::error!("inode {}: {bytes} bytes are lost: {errno}", file.ino);
@@ -173,8 +176,8 @@ impl Files {
         let keys: Vec<String> = (first..first + extents.len() as u64).map(key).collect();
         let failed = std::mem::take(&mut *self.failed.lock());
         if let Err(errno) = session.change(None, PENDING, &[&keys, &failed]) {
-            // No object was written under the new keys. If the database has recorded the keys, the
-            // records end with the session.
+            // No object was written under the new keys. If the database has recorded the keys,
+            // their records are removed at the end of the session.
             self.failed.lock().extend(failed);
             return Err(errno);
         }
@@ -192,7 +195,7 @@ impl Files {
         Ok(ranges.zip(keys).map(|(range, key)| (range, Some(key.into()))).collect())
     }
 
-    /// Records new contents in the database.
+    /// Makes the change that gives a file its new contents in the database: inline bytes or slices.
     ///
     /// # Errors
     /// `EAGAIN` if `inline` is given, and another mount has changed the contents; `ENOENT` if the
@@ -220,11 +223,12 @@ impl Files {
             &[&ino, &loaded_by, &number, &end, &mtime, &inline, &starts, &lens, &keys],
             |_| Vec::new(),
         );
-        // The change may have been made although its answer was lost.
+        // The change may have been made although its answer was lost. So load the contents again,
+        // unless there are unflushed changes.
         let changed = changed.inspect_err(|_| content.is_old |= !content.is_changed)?;
         let version = changed.inode(file.ino)?.version;
-        // If the version has grown by more than 1, another mount may have changed the contents, and
-        // its bytes are not loaded.
+        // If the version has grown by more than 1, another mount may have changed the contents.
+        // Then the contents must be loaded again.
         content.is_old = content.version + 1 != version;
         (content.number, content.version) = (version, version);
         if let Some(inline) = inline {

@@ -7,12 +7,12 @@
 //! Objects that were read ahead and not used yet take half of the memory at most. So many
 //! sequential readers do not evict the objects that the others are reading.
 //!
-//! A cache on disk may lie behind it (`disk_cache.rs`). It gets each object of at least 64 KiB that
-//! was read whole.
+//! A cache on disk may be configured too (`disk_cache.rs`). It is asked for objects that are not in
+//! memory, and gets each object of at least 64 KiB that was read whole.
 //!
 //! # Locks
-//! One mutex, which is not held while an object is read. Threads that want the same object wait for
-//! one read of it.
+//! One mutex protects the table of objects, and is not held while an object is read. Threads that
+//! want the same object wait for a single read of the object.
 
 use std::collections::HashMap;
 use std::io;
@@ -42,7 +42,7 @@ struct State {
     objects: HashMap<Arc<str>, Object>,
     /// The length of all objects.
     bytes: usize,
-    /// The length of the objects that were read ahead and not used yet.
+    /// The total length of the objects that were read ahead and not used yet.
     unused: usize,
     clock: u64,
 }
@@ -102,7 +102,8 @@ impl ObjectsCache {
         }
     }
 
-    /// Reads an object from the disk or the store. The disk then has it.
+    /// Reads a whole object from the disk or the store. An object from the store is then written to
+    /// the disk.
     async fn read_whole(&self, key: &Arc<str>, len: u64) -> io::Result<Bytes> {
         if let Some(object) = self.read_disk(key, 0..len).await {
             return Ok(object);
@@ -110,17 +111,17 @@ impl ObjectsCache {
         let object = self.objects.get(key, 0..len).await?;
         if let Some(disk) = self.disk.clone().filter(|disk| disk.begin_store(len)) {
             let (key, object) = (key.clone(), object.clone());
-            // The reader does not wait for the disk.
+            // Write to the disk in a task of its own, so that the reader does not wait.
             tokio::task::spawn_blocking(move || disk.store(&key, &object));
         }
         Ok(object)
     }
 
-    /// Reads a range of an object from the disk. None if it is not there.
+    /// Reads a range of an object from the cache on disk. None if the object is not there.
     async fn read_disk(&self, key: &Arc<str>, range: Range<u64>) -> Option<Bytes> {
         let disk = self.disk.clone().filter(|disk| disk.has(key))?;
         let key = key.clone();
-        // The end of the mount may cancel the task.
+        // If the end of the mount cancels this task, the object counts as absent.
         tokio::task::spawn_blocking(move || disk.read(&key, range)).await.ok().flatten()
     }
 
@@ -136,7 +137,7 @@ impl ObjectsCache {
         };
         let cache = self.clone();
         handle.spawn(async move {
-            // A reader that needs the object reads it again and reports the error.
+            // Ignore an error. A reader that needs the object reads it again and reports the error.
             let read = cell.get_or_try_init(|| cache.read_whole(&key, len)).await;
             if read.is_err() {
                 cache.state.lock().remove(&key);
@@ -146,7 +147,8 @@ impl ObjectsCache {
 }
 
 impl State {
-    /// Returns the cell of an object, and marks the object as used.
+    /// Returns the cell for the bytes of an object, and marks the object as used. Adds the object
+    /// if it is missing.
     fn cell(&mut self, key: &Arc<str>, len: usize, limit: usize) -> Cell {
         self.clock += 1;
         let Some(object) = self.objects.get_mut(key) else {
@@ -159,7 +161,8 @@ impl State {
         object.cell.clone()
     }
 
-    /// Adds an object. Evicts the least recently used objects.
+    /// Adds an object that is still to be read. Evicts the least recently used objects if
+    /// necessary.
     fn insert(&mut self, key: &Arc<str>, len: usize, limit: usize, is_used: bool) -> Cell {
         while self.bytes + len > limit {
             let oldest = self.objects.iter().min_by_key(|(_, object)| object.used_at);

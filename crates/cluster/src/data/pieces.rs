@@ -1,7 +1,8 @@
-//! Which bytes of a file are where: ranges of objects, zeros, and holes between them.
+//! A map of the contents of a file. Each piece is a range of the file whose bytes are in an object
+//! or are zeros. A range without a piece has inline bytes, or is a hole.
 //!
-//! A newer piece hides the older ones below it. Pieces in the map never overlap: adding one cuts
-//! those that it hides.
+//! A newer piece hides the older ones. Pieces in the map never overlap: a new piece replaces the
+//! parts of older pieces that it hides.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,13 +12,13 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Zeros,
-    /// The bytes of an object, with the offset at which they begin in the object, and the length of
+    /// Bytes of an object: its key, the offset of the first byte in the object, and the length of
     /// the object.
     Object(Arc<str>, u64, u64),
 }
 
 impl Source {
-    /// Returns the source of the bytes that come `skip` bytes later.
+    /// Returns the source without its first `skip` bytes.
     fn after(&self, skip: u64) -> Source {
         match self {
             Source::Zeros => Source::Zeros,
@@ -26,7 +27,8 @@ impl Source {
     }
 }
 
-/// The pieces of a file, by their first byte. A piece has its end and its source.
+/// The pieces of a file. The key is the offset of a piece in the file, and the value its end and
+/// its source.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pieces(BTreeMap<u64, (u64, Source)>);
 
@@ -45,7 +47,7 @@ impl Pieces {
         self.0.insert(range.start, (range.end, source));
     }
 
-    /// Removes all bytes from `size` on.
+    /// Removes all bytes at `size` and behind it.
     pub(crate) fn cut(&mut self, size: u64) {
         self.split(size);
         self.0.split_off(&size);
@@ -69,13 +71,14 @@ impl Pieces {
             .collect()
     }
 
-    /// Returns the source of the piece that contains a byte, or of the first one behind it.
+    /// Returns the source of the piece that contains the byte `at`. If there is none, returns the
+    /// source of the next piece.
     pub(crate) fn next(&self, at: u64) -> Option<&Source> {
         let before = self.0.range(..=at).next_back().filter(|(_, (end, _))| *end > at);
         before.or_else(|| self.0.range(at..).next()).map(|(_, (_, source))| source)
     }
 
-    /// Cuts the piece that contains the byte before `at` and the byte `at` in two.
+    /// If a piece begins before `at` and ends behind it, cuts the piece in two at `at`.
     fn split(&mut self, at: u64) {
         let Some((start, (end, source))) = self.0.range_mut(..at).next_back() else { return };
         if *end > at {

@@ -1,33 +1,35 @@
-//! The answers that the kernel may keep for a time, and how they are taken back (guarantee K.7 in
-//! `lib.rs`).
+//! The answers that the kernel may keep for a time, and how the kernel is made to drop them
+//! (guarantee K.7 in `lib.rs`).
 //!
-//! The cache records each answer that the kernel may keep for a time ([`Given`]). It looks the
-//! answer up and records it under one lock. So, for a change or an intent:
-//! - An earlier answer is in the record, so it is taken back.
-//! - No later answer is given, because the cache does not know it any more.
+//! The cache records each answer that the kernel may keep for a time ([`Given`]). It looks up the
+//! answer and records it under one lock. A change or an intent first makes the cache forget what it
+//! alters, and then makes the kernel drop the recorded answers. So the kernel keeps no old answer:
+//! - An answer that was given before is in the record, so the kernel drops it.
+//! - Afterwards the cache does not know the answer any more, so the kernel does not get it again.
 //!
-//! An expiry may overtake an answer on its way to the kernel. The kernel notices that, and does not
-//! keep the answer.
+//! The request to the kernel to drop answers is an *expiry*. It may overtake an answer on its way
+//! to the kernel. The kernel notices that, and does not keep the answer.
 //!
 //! # Order
-//! A thread that takes answers out of the record holds [`Kernel::turn`] until the kernel has
-//! dropped them. So a second thread, which finds the record empty, goes on only after that. `turn`
-//! is taken before the lock of the cache's state. No notification waits for a request, or for a
-//! lock that a request holds.
+//! A thread that removes answers from the record holds [`Kernel::turn`] until the kernel has
+//! dropped them. So if a second thread finds the record empty, the kernel has dropped the answers
+//! already. `turn` is taken before the lock of the cache's state. An expiry waits neither for a
+//! request of the kernel nor for a lock that such a request holds.
 //!
 //! # Own changes
-//! Other mounts see a change of this mount before the kernel has its reply. Until then the kernel
-//! would show the old name to other programs of this mount. Such a program may know of the change
-//! from another mount. So the kernel drops what an own change alters before the change is sent.
+//! Other mounts see a change of this mount before the kernel has the reply. Until then the kernel
+//! would show the old name to other programs on this mount. Such a program may know of the change
+//! from another mount. So the kernel drops what a change of this mount alters before the change is
+//! sent.
 //!
-//! While there is no other mount, nothing is taken back. The first change of a later mount waits
-//! until the times are over for which the kernel may keep answers.
+//! While there is no other mount, the kernel need not drop anything. The first change of a later
+//! mount waits until the timeouts of the kernel's answers are over.
 //!
 //! # Mounts below
-//! The kernel detaches file systems that are mounted on directories of the mount when it drops the
-//! names. So the kernel may keep no names while there is such a file system, or a junction. Names
-//! that the kernel got earlier are not dropped: each change waits until their times are over. The
-//! functions that drop answers return this instant.
+//! When the kernel drops names, it detaches the file systems that are mounted on them. So the
+//! kernel may keep no names while there is such a file system, or a junction. Names that it got
+//! earlier are not dropped. Instead, each change waits until their timeouts are over. The functions
+//! that drop answers return this instant.
 //!
 //! # Memory
 //! The record of an answer is dropped between one and two lease times after it was given.
@@ -43,14 +45,14 @@ use corewalk_base::{Mutex, ShardedCounter};
 use super::{Cache, Change};
 use crate::session::boot_time;
 
-/// How long a directory is busy after a change.
+/// How long a directory counts as *busy* after a change ([`Busy`]).
 const BUSY: Duration = Duration::from_secs(3);
 
-/// The way to the kernel's cache.
+/// Makes the kernel drop answers from its cache.
 #[derive(Debug, Default)]
 pub(super) struct Kernel {
-    /// None while the kernel cannot be told to drop answers. Then it may keep none while there are
-    /// other mounts.
+    /// None until [`Kernel::attach`] finds that the kernel can drop names. Until then, the kernel
+    /// may keep no answers while there are other mounts.
     client: OnceLock<Arc<dyn ClientCache>>,
     pub(super) turn: Mutex<Turn>,
     /// True while there are junctions. `turn` is held to set it.
@@ -61,10 +63,10 @@ pub(super) struct Kernel {
     pub(super) attribute_expiries: ShardedCounter,
 }
 
-/// The names that the kernel should have dropped, and could not.
+/// Held by a thread until the kernel has dropped the answers that the thread took from the record.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// The instant until which the kernel may keep these names, by [`boot_time`].
+    /// The instant until which the kernel may keep names that it could not drop, by [`boot_time`].
     pub(super) names_end: Duration,
 }
 
@@ -76,37 +78,40 @@ pub(super) struct Owed {
     pub(super) inos: Vec<u64>,
 }
 
-/// The answers that the kernel may have. Protected by the lock of the state.
+/// The record of the answers that the kernel may have. Protected by the lock of the cache's state.
 #[derive(Debug, Default)]
 pub(super) struct Given {
     young: Record,
     old: Record,
-    /// When the last young record became old.
+    /// When `young` last became `old`.
     turned: Duration,
     /// The instant until which the kernel may keep names, by [`boot_time`].
     names_end: Duration,
     lease: Duration,
     busy_time: Duration,
-    /// True if the kernel got names while this mount was the only one.
+    /// True if the kernel may have names from the time when this mount was the only one. Their
+    /// directories are not recorded.
     anywhere: bool,
     busy: HashMap<u64, Busy>,
 }
 
 #[derive(Debug, Default)]
 struct Record {
-    /// The directories in which names were given.
+    /// The directories whose names the kernel got.
     names: HashSet<u64>,
-    /// The inodes whose attributes the kernel got, by the directory whose lease covers them.
+    /// The inodes whose attributes the kernel got. The key is the directory whose lease covers
+    /// them.
     inos: HashMap<u64, HashSet<u64>>,
 }
 
-/// The instants until which the kernel may keep no names, and no attributes, of a *busy* directory.
+/// A directory is *busy* for a short time after a change. The fields are the instants until which
+/// the kernel may keep no names of the directory, and no attributes of its inodes.
 ///
-/// The kernel can drop names only all together, those of the whole mount. So the first change of a
-/// name makes the kernel drop all names, and makes the directory busy. Further changes there find
-/// no names to drop. A directory that this mount has just made is busy, too. Otherwise the kernel
-/// would drop all names with each directory of an archive that is unpacked. No guarantee depends on
-/// the length of the time.
+/// The kernel can only drop all names of the whole mount at once. So the first change of a name
+/// makes the kernel drop all names, and makes the directory busy. Further changes in this directory
+/// then find no names that the kernel would have to drop. A directory that this mount has just made
+/// is busy, too. Otherwise the kernel would drop all names for each new directory while an archive
+/// is unpacked. No guarantee depends on how long a directory is busy.
 #[derive(Clone, Copy, Debug, Default)]
 struct Busy {
     names: Duration,
@@ -114,7 +119,7 @@ struct Busy {
 }
 
 impl Kernel {
-    /// Uses `client`, if it can drop names.
+    /// Stores `client` if the kernel can drop names through it.
     pub(super) fn attach(&self, client: Arc<dyn ClientCache>) {
         match client.expire_names() {
             Ok(()) => drop(self.client.set(client)),
@@ -126,10 +131,11 @@ impl Kernel {
         self.client.get().is_some()
     }
 
-    /// Returns true if the kernel can drop the names, and no file system below would be detached.
+    /// Returns true if the kernel can drop names now without detaching a file system that is
+    /// mounted below.
     fn can_expire_names(&self) -> bool {
-        // ORDERING: Relaxed. A name that the kernel gets at the same time is in the record. A later
-        // change reads the flag under `turn`.
+        // ORDERING: Relaxed. If the flag is set at the same time, the name that the kernel gets is
+        // in the record. A later change reads the flag under `turn`.
         !self.has_junctions.load(Ordering::Relaxed)
             && self.client.get().is_some_and(|client| client.can_expire_names())
     }
@@ -170,21 +176,22 @@ impl Kernel {
 }
 
 impl Cache {
-    /// Gives the cache the way to the kernel's cache.
+    /// Stores the client through which the kernel is asked to drop answers.
     pub(crate) fn attach(&self, client: Arc<dyn ClientCache>) {
         self.kernel.attach(client);
     }
 
-    /// Notes whether there are junctions. To be called before a junction is opened for its mount.
+    /// Stores whether there are junctions. Must be called before a file system is mounted on a new
+    /// junction.
     pub(crate) fn set_has_junctions(&self, has_junctions: bool) {
         let _turn = self.kernel.turn.lock();
-        // ORDERING: Relaxed. The lock orders the store with the notifications to the kernel.
+        // ORDERING: Relaxed. Expiries read the flag under `turn`, which this thread holds.
         self.kernel.has_junctions.store(has_junctions, Ordering::Relaxed);
     }
 
-    /// Returns true if the kernel may keep the answer that `name` in `dir` is the inode `found`, or
-    /// is absent. The answer is then recorded. Its time is over at `end`, by [`boot_time`].
-    /// `is_alone` says that there is no other mount.
+    /// Returns true if the kernel may keep an answer: `name` in `dir` leads to the inode `found`,
+    /// or does not exist. Records that the kernel may keep this answer until `end`, by
+    /// [`boot_time`]. `is_alone` is true if there is no other mount.
     pub(crate) fn give_name(
         &self,
         (dir, name): (u64, &[u8]),
@@ -225,8 +232,9 @@ impl Cache {
         is_same && state.is_current(cached) && state.given.give_attributes(cover, ino)
     }
 
-    /// Makes the kernel drop what an own change alters. To be called between [`Cache::begin`] and
-    /// the change. Returns the instant until which the change must wait, by [`boot_time`].
+    /// Makes the kernel drop what a change of this mount alters. Must be called after
+    /// [`Cache::begin`] and before the change is sent. Returns the instant until which the change
+    /// must wait, by [`boot_time`].
     pub(crate) fn expire_changed(&self, change: &Change<'_>) -> Duration {
         if !self.kernel.is_attached() || self.flaws.keeps_kernel_before_change {
             return Duration::ZERO;
@@ -238,14 +246,14 @@ impl Cache {
             dirs().for_each(|dir| state.given.be_busy(dir));
             state.given.take_names(dirs())
         };
-        // The attributes are dropped without a look into the record, where they may be under a
-        // former home of the inode.
+        // Drop the attributes even if the record does not have them under this home. It may have
+        // them under a former home of the inode.
         self.kernel.expire(&mut turn, &Owed { names, inos: change.inos.clone() });
         if change.names.is_empty() { Duration::ZERO } else { turn.names_end }
     }
 
-    /// Makes the kernel drop a name that it got later than the server has assumed, and would keep
-    /// for too long.
+    /// Makes the kernel drop all names, because it got one later than the server has assumed. The
+    /// kernel would keep that name for too long.
     pub(crate) fn expire_late_name(&self) {
         let mut turn = self.kernel.turn.lock();
         let end = boot_time() + self.state.lock().given.lease;
@@ -297,9 +305,9 @@ impl Given {
         true
     }
 
-    /// Returns the instant until which the kernel may keep names. None if it has none, because none
-    /// were given or their times are over. The kernel counts the time of a name from a later moment
-    /// than the server does.
+    /// Returns the instant until which the kernel may keep names. None if it got none
+    /// (`are_given`), or if their timeouts are over. The kernel counts a timeout from a later
+    /// moment than the server, so a part of the lease time is added.
     fn kept_until(&self, are_given: bool) -> Option<Duration> {
         let end = self.names_end + self.lease / 10;
         (are_given && end > boot_time()).then_some(end)
@@ -313,20 +321,20 @@ impl Given {
         }
     }
 
-    /// Marks a directory in which names change. The names that the kernel has got stay in the
-    /// record.
+    /// Makes a directory busy, because names in it change. The record of the kernel's names stays.
     pub(super) fn be_busy(&mut self, dir: u64) {
         self.busy.entry(dir).or_default().names = boot_time() + self.busy_time;
     }
 
-    /// Marks a directory that other mounts change.
+    /// Makes a directory busy, because another mount changes it.
     pub(super) fn be_shared(&mut self, dir: u64) {
         let until = boot_time() + self.busy_time;
         self.busy.insert(dir, Busy { names: until, attributes: until });
     }
 
-    /// Takes all names out of the record, if the kernel may have names of the directories `dirs`,
-    /// since the kernel can only drop all names. Returns the instant until which it may keep names.
+    /// If the kernel may have names of the directories `dirs`, removes all names from the record,
+    /// because the kernel can only drop all at once. Returns the instant until which the kernel may
+    /// keep names, or None if it has none of `dirs`.
     pub(super) fn take_names(&mut self, mut dirs: impl Iterator<Item = u64>) -> Option<Duration> {
         let records = [&self.young, &self.old];
         let is_given = |dir| records.iter().any(|record| record.names.contains(&dir));
@@ -339,7 +347,7 @@ impl Given {
         self.kept_until(is_owed)
     }
 
-    /// Takes the inodes whose attributes the lease of `dir` covers out of the record, and returns
+    /// Removes from the record the inodes whose attributes the lease of `dir` covers, and returns
     /// them.
     pub(super) fn take_attributes(&mut self, dir: u64) -> impl Iterator<Item = u64> + use<> {
         let [young, old] =
@@ -347,7 +355,7 @@ impl Given {
         young.into_iter().chain(old)
     }
 
-    /// Takes everything out of the record.
+    /// Removes all answers from the record, and returns those that the kernel must drop.
     pub(super) fn take_all(&mut self) -> Owed {
         let records = [&mut self.young, &mut self.old].map(std::mem::take);
         let inos = records.iter().flat_map(|record| record.inos.values().flatten().copied());

@@ -9,22 +9,23 @@ use crate::node::Inode;
 /// A name whose state is unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Unknown {
-    /// The changes of the name that are under way.
+    /// The number of changes of the name that are under way.
     pub(super) changes: u32,
-    /// True if two changes were under way at the same time. Their replies do not tell which change
-    /// came last.
+    /// True if two changes of the name have overlapped. Their replies do not tell which change the
+    /// database has made last.
     pub(super) is_mixed: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// None for a name that is known not to exist.
+    /// The known names. The value is None for a name that does not exist.
     pub(super) known: HashMap<Box<[u8]>, Option<Entry>>,
     /// Names that changes are altering. Their entries in `known` may be old.
     pub(super) unknown: HashMap<Box<[u8]>, Unknown>,
     /// The names inside the window, by position.
     pub(super) order: BTreeMap<u64, Box<[u8]>>,
-    /// All names with a position above the first and up to the second number are in `order`.
+    /// The range of positions in which the cache knows all names: above the first number, and up to
+    /// the second one. These names are in `order`.
     pub(super) window: (u64, u64),
     /// True if there is no name behind the window.
     pub(super) at_end: bool,
@@ -38,10 +39,10 @@ pub(super) struct Directory {
     pub(super) leased_since: u64,
     /// The epoch in which a change last began or ended here, or the directory was last dropped.
     pub(super) epoch: u64,
-    /// The changes that are under way.
+    /// The number of changes in this directory that are under way.
     pub(super) changing: u32,
     pub(super) is_filling: bool,
-    /// The inodes that this directory has brought into the cache.
+    /// The inodes that were cached with this directory. They are dropped with it.
     pub(super) inos: HashSet<u64>,
     pub(super) used: u64,
 }
@@ -49,7 +50,7 @@ pub(super) struct Directory {
 #[derive(Clone, Debug)]
 pub(super) struct Cached {
     pub(super) inode: Inode,
-    /// The directory that has brought the inode into the cache.
+    /// The directory with which the inode was cached. The inode is dropped with it.
     pub(super) holder: u64,
     pub(super) xattrs: Option<Xattrs>,
     /// True if the file was opened since the inode is cached. A change by another mount clears
@@ -60,8 +61,8 @@ pub(super) struct Cached {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) dirs: HashMap<u64, Directory>,
-    /// Boxed, so that unused entries of the table are small. When directories are dropped and
-    /// others are added, the table keeps room for at least twice as many entries.
+    /// The cached inodes. They are boxed, so that free entries of the table are small. At least
+    /// half of the entries may be free after directories were dropped and others were added.
     pub(super) inodes: HashMap<u64, Box<Cached>>,
     /// The inodes that changes are altering.
     pub(super) busy: HashMap<u64, Altering>,
@@ -69,8 +70,8 @@ pub(super) struct State {
     pub(super) era: u64,
     /// Counts the begins and ends of changes, and the drops.
     pub(super) epoch: u64,
-    /// The highest epoch of a directory that was removed from `dirs`. New directories in `dirs`
-    /// begin with this epoch.
+    /// The highest epoch of all directories that were removed from `dirs`. A directory that is
+    /// added to `dirs` begins with this epoch, so that older tickets are not valid for it.
     pub(super) removed_epoch: u64,
     /// The epoch of the last drop of a directory for another mount.
     pub(super) dropped_epoch: u64,
@@ -81,8 +82,8 @@ pub(super) struct State {
 }
 
 impl Cached {
-    /// Returns how many entries of the cache the inode counts as. Extended attributes may be much
-    /// larger than an entry.
+    /// Returns how many entries the inode counts as in the size of the cache. Extended attributes
+    /// count by their bytes, because they may be much larger than an entry.
     fn weight(&self) -> usize {
         let bytes = |xattrs: &Xattrs| {
             xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
@@ -95,12 +96,12 @@ impl Cached {
 #[derive(Debug, Default)]
 pub(super) struct Altering {
     pub(super) changes: u32,
-    /// The newest version that a reply to one of them has brought.
+    /// The newest version that replies to these changes have brought.
     newest: i64,
 }
 
 impl Directory {
-    /// Returns true if no thread relies on this record.
+    /// Returns true if no change and no fill of the directory is under way.
     pub(super) fn is_idle(&self) -> bool {
         self.changing == 0 && !self.is_filling
     }
@@ -111,7 +112,8 @@ impl Names {
         self.window.0 == 0 && self.at_end
     }
 
-    /// Extends the window by a page of names, or begins a new window with it.
+    /// Adds a page of names to the window. If the page does not continue the window, it becomes the
+    /// new window.
     pub(super) fn extend(&mut self, after: u64, last: u64, names: &[Listing], at_end: bool) {
         let continues = self.window.0 <= after && after <= self.window.1;
         if !continues {
@@ -161,7 +163,7 @@ impl State {
                 directory.epoch = epoch;
             }
         }
-        // A directory without a lease knows nothing, and needs no record.
+        // Remove directories without a lease, because the cache knows nothing about them.
         for dir in &change.dirs {
             if self.dirs.get(dir).is_some_and(|it| !it.is_leased && it.inos.is_empty()) {
                 self.remove_dir(*dir);
@@ -169,8 +171,8 @@ impl State {
         }
     }
 
-    /// Counts the end of a change of names. The names stay unknown if `stays` is true, or if two
-    /// changes of them overlapped.
+    /// Notes that a change of names has ended. A name stays unknown if `stays` is true, or if two
+    /// changes of the name overlapped.
     pub(super) fn end_names(&mut self, change: &Change<'_>, stays: bool) {
         for (dir, name) in &change.names {
             let Some(directory) = self.dirs.get_mut(dir) else { continue };
@@ -183,20 +185,20 @@ impl State {
         }
     }
 
-    /// Returns true if the reply to a change does not tell the state of a name, because another
-    /// change of it overlapped.
+    /// Returns true if another change of a name has overlapped with a change. Then the reply to the
+    /// change does not tell the current state of the name.
     pub(super) fn is_ambiguous(&self, dir: u64, name: &[u8]) -> bool {
         let unknown = self.dirs.get(&dir).and_then(|directory| directory.names.unknown.get(name));
         unknown.is_some_and(|unknown| unknown.changes > 0 || unknown.is_mixed)
     }
 
-    /// Returns true if a directory was cached all the time since a change began.
+    /// Returns true if a directory was cached without a break since a change began.
     pub(super) fn is_held(&self, dir: u64, begun: Begun) -> bool {
         let held = |it: &Directory| it.is_leased && it.leased_since <= begun.epoch;
         self.dirs.get(&dir).is_some_and(held)
     }
 
-    /// Forgets the names of a directory, before the caller adds all of them.
+    /// Forgets the names of a directory, because the caller is about to add all of its names.
     pub(super) fn forget_names(&mut self, dir: u64) {
         let Some(directory) = self.dirs.get_mut(&dir) else { return };
         let unknown = std::mem::take(&mut directory.names.unknown);
@@ -209,8 +211,7 @@ impl State {
         self.epoch
     }
 
-    /// Returns what the cache knows of a directory. Adds an empty entry for the directory if it has
-    /// none.
+    /// Returns the cached state of a directory. Adds an empty state if the directory has none.
     pub(super) fn directory(&mut self, dir: u64) -> &mut Directory {
         let new = || Directory { epoch: self.removed_epoch, ..Directory::default() };
         self.dirs.entry(dir).or_insert_with(new)
@@ -226,8 +227,8 @@ impl State {
         directory.used = clock;
     }
 
-    /// Caches an inode that the directory `holder` has brought into the cache. Keeps a cached newer
-    /// version, and does not replace current attributes by a hint.
+    /// Caches an inode with the directory `holder`. Keeps a newer version that is cached already,
+    /// and does not replace current attributes by a hint.
     pub(super) fn insert(&mut self, holder: u64, inode: Inode) {
         let ino = inode.attr.ino;
         let (mut xattrs, mut was_opened) = (None, false);
@@ -254,8 +255,8 @@ impl State {
         self.directory(holder).inos.insert(ino);
     }
 
-    /// Replaces the attributes of a cached inode by those of a newer version, whose extended
-    /// attributes are unknown.
+    /// Replaces the attributes of a cached inode by those of a newer version. Forgets the extended
+    /// attributes, which may have changed.
     fn renew(&mut self, inode: Inode) {
         if let Some(cached) = self.inodes.get_mut(&inode.attr.ino) {
             self.count -= cached.weight();
@@ -303,9 +304,9 @@ impl State {
         }
     }
 
-    /// Notes the version of an inode in the reply to a change. Returns false if the reply to
-    /// another change, which overlaps this one, has brought a newer version. The cache may have
-    /// dropped that version, so it cannot be compared with what is cached.
+    /// Notes the version of an inode in the reply to a change. Returns false if the reply to an
+    /// overlapping change has brought a newer version. The newer version may not be cached any
+    /// more, so a comparison with the cached inode would not suffice.
     pub(super) fn is_newest(&mut self, inode: &Inode) -> bool {
         let Some(altering) = self.busy.get_mut(&inode.attr.ino) else { return true };
         altering.newest = altering.newest.max(inode.version);

@@ -14,7 +14,7 @@ use crate::node::{HAS_ACCESS_ACL, HAS_DEFAULT_ACL, Inode, to_nanos};
 
 /// The longest value of an extended attribute (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 65536;
-/// listxattr(2) does not list names with this prefix.
+/// The prefix of names that listxattr(2) does not list.
 const SYSTEM: &[u8] = b"system.";
 
 const SETATTR: &str = "SELECT * FROM cw_setattr($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
@@ -30,7 +30,7 @@ struct Values {
     atime: Option<i64>,
     mtime: Option<i64>,
     ctime: i64,
-    /// An empty value removes the ACL.
+    /// The new access ACL. An empty value removes the ACL.
     access: Option<Vec<u8>>,
     default: Option<Vec<u8>>,
 }
@@ -153,7 +153,7 @@ impl ClusterFs {
         }
     }
 
-    /// An access ACL that expresses no more than the mode is not stored.
+    /// Sets or removes an ACL. An access ACL that expresses no more than the mode is not stored.
     pub(crate) fn change_acl(
         &self,
         node: Node<'_>,
@@ -184,8 +184,8 @@ impl ClusterFs {
         self.change_attributes((ino, 0), &values).map(drop)
     }
 
-    /// Serves fallocate(2). Space is not reserved: the limit of a file system counts sizes, and the
-    /// database and the objects have no limit that this program knows.
+    /// Serves fallocate(2). It changes the size or zeroes bytes, but reserves no disk space. Only
+    /// file sizes count for the limits of a file system.
     pub(crate) fn allocate(
         &self,
         file: (u64, u64),
@@ -198,7 +198,8 @@ impl ClusterFs {
         }
         let end = offset.checked_add(len).filter(|end| *end <= SIZE_MAX);
         let end = end.ok_or(Errno::FBIG)?;
-        // A call that finds no room must not have zeroed anything.
+        // Grow the file first. If this reaches a limit, the call must fail before it has zeroed
+        // anything.
         if !how.contains(Fallocate::KEEP_SIZE) {
             self.data.grow(file, end)?;
         }

@@ -13,9 +13,9 @@ const MAKE: &str = "SELECT * FROM cw_make($1, $2, $3, $4, $5, $6, $7, $8, $9, $1
 const LINK: &str = "SELECT * FROM cw_link($1, $2, $3, $4, $5, $6, $7)";
 const REMOVE: &str = "SELECT * FROM cw_remove($1, $2, $3, $4, $5, $6, $7)";
 const RENAME: &str = "SELECT * FROM cw_rename($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
-/// How often a rename is repeated if another mount replaces one of its inodes meanwhile.
+/// How often a rename is repeated if another mount changes the inode of one of the names meanwhile.
 const RENAME_TRIES: u32 = 100;
-/// The size of a directory, which `cw_make` sets.
+/// The size of a directory in bytes, which counts for the limits. `cw_make` sets the same size.
 const DIRECTORY_BYTES: u64 = 4096;
 
 impl ClusterFs {
@@ -140,7 +140,8 @@ impl ClusterFs {
         Err(Errno::STALE)
     }
 
-    /// Fails with `ESTALE` if a call on another mount has given one of the names another inode.
+    /// Renames a name once. Fails with `ESTALE` if another mount has meanwhile changed the inode of
+    /// one of the names.
     fn try_rename(
         &self,
         from: (u64, Name<'_>),
@@ -173,8 +174,8 @@ impl ClusterFs {
             RENAME,
             &[&(from.0 as i64), &name1, &(to.0 as i64), &name2, &number, &now(), &ino1, &ino2],
             |cookie| match (mode, two) {
-                // The cache forgets each name that the change does not return. The next lookup of
-                // the name asks the database.
+                // Return no new states, so that the cache forgets the names. The next lookup of a
+                // name then asks the database.
                 _ if is_same => Vec::new(),
                 (RenameMode::Exchange, _) => Vec::new(),
                 _ => vec![

@@ -20,7 +20,7 @@ fn closed_file_is_there_after_the_mount_is_gone_without_end() {
         .enumerate()
         .map(|(at, size)| write_new(&fs, ROOT, &format!("f{at}"), &pattern(at as u8, *size)).ino)
         .collect();
-    // A leaked mount writes nothing more, as if it were killed.
+    // Leak the mount, so that it writes nothing more, as if it had been killed.
     std::mem::forget(fs);
     site.sql("UPDATE corewalk.session SET until = now() - interval '1 second'");
     let fs = site.open();
@@ -174,7 +174,8 @@ fn file_ends_at_the_largest_size() {
     site.assert_clean();
 }
 
-/// A program that opens a file during a truncation must read the new contents after it.
+/// A program may open a file during a truncation. Once the truncation is done, this program must
+/// read the new contents.
 #[test]
 fn truncation_is_seen_by_a_reader_who_came_meanwhile() {
     let Some(site) = Site::new() else { return };

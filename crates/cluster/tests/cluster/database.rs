@@ -13,8 +13,9 @@ use crate::fixtures::{ROOT, Site, create, dir, file, list, mkdir, name, options,
 const WRITERS: u64 = 3;
 const KILLS: u64 = 3;
 
-/// A change that is applied twice would fail: the second make finds the name, and the second rename
-/// or removal does not find it.
+/// Makes, renames and removes files until `stop` is set. Returns the files that remain. A change
+/// that is applied twice would fail: the second make finds the name, and the second rename or
+/// removal does not find it.
 fn change(
     fs: &ClusterFs,
     parent: u64,
@@ -40,8 +41,9 @@ fn change(
     kept
 }
 
-/// `kill` takes the database away and brings it back. All confirmed changes must survive, and none
-/// may be applied twice.
+/// Checks that writers go on although `kill` takes the database away and brings it back. All
+/// confirmed changes must survive, and none may be applied twice. Returns the longest time until
+/// the writers went on.
 pub(crate) fn survive(site: &Site, kills: u64, mut kill: impl FnMut()) -> Duration {
     let fs = site.open();
     let parents: Vec<u64> =
@@ -110,7 +112,7 @@ fn soft_mount_fails_while_the_database_is_away_and_then_goes_on() {
     postgres.kill();
     let refused = fs.make(dir(ROOT), name("g"), &corewalk::Make::new(0o644, 0, 0));
     assert_eq!(refused, Err(Errno::IO));
-    // The lease has time left, so the cache still answers.
+    // The cache must still answer, because the lease has time left.
     assert_eq!(fs.lookup(dir(ROOT), name("f")).unwrap().ino, made.ino);
     postgres.restart();
     let begin = Instant::now();

@@ -21,7 +21,8 @@ fn open(site: &Site, folder: &Path, limit: u64) -> ClusterFs {
     ClusterFs::open(&site.parsed(), &options).unwrap()
 }
 
-/// Returns the files of objects in the cache of the only file system.
+/// Returns the cached files of objects. The cache directory `folder` must have the folder of
+/// exactly one file system.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let folder = fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -130,7 +131,7 @@ fn damaged_file_is_found_and_its_object_is_read_again() {
         wait_for_files(folder.path(), 3);
         drop(mount);
     }
-    // A file that was being written when the power was cut.
+    // A file that was being written during a power cut must be removed.
     let torn = files(folder.path())[0].with_file_name("tmp-1");
     fs::write(&torn, "torn").unwrap();
     let mount = open(&site, folder.path(), 1 << 30);
@@ -154,7 +155,8 @@ fn least_recently_used_objects_go_when_the_cache_is_full() {
     read(&fs, inos[1]);
     wait_for_files(folder.path(), 2);
     drop(fs);
-    // The next mount knows the order. Its use of the first file is the latest one.
+    // The next mount must know the order of use. It uses the first file last, so the third file
+    // replaces the second one.
     let fs = open(&site, folder.path(), limit);
     read(&fs, inos[0]);
     let old = files(folder.path());
@@ -213,7 +215,7 @@ fn full_or_broken_disk_fails_no_read() {
         }
     };
     read_all(&fs);
-    // The disk has 1 MiB, and a write that has failed leaves nothing.
+    // The disk has only 1 MiB. Wait until the space of failed writes is not counted any more.
     let begin = Instant::now();
     while counter(&fs, "cluster_disk_bytes") > 1 << 20 {
         assert!(begin.elapsed() < Duration::from_secs(20));

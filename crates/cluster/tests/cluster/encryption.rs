@@ -100,8 +100,8 @@ fn server_without_encryption_is_refused_if_the_url_demands_it() {
     assert!(!refused("prefer"));
 }
 
-/// Any host can get a certificate of a public authority. So only `verify-full` may trust the root
-/// certificates of the system.
+/// Checks that only `verify-full` accepts the root certificates of the system. Any host can get a
+/// certificate of a public authority, so the other modes would trust any host.
 #[test]
 fn roots_of_the_system_are_for_verify_full_only() {
     let parse = |rest: &str| Url::parse(&format!("pg://u@h/d?data=file:/x&{rest}")).is_ok();

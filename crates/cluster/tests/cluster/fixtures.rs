@@ -16,13 +16,14 @@ pub(crate) const ROOT: u64 = 1;
 pub(crate) struct Site {
     pub(crate) url: String,
     pub(crate) database: String,
-    /// The shared server, unless the test has one of its own.
+    /// The server that several tests share. None if the test has a server of its own.
     pub(crate) postgres: Option<Arc<Postgres>>,
     pub(crate) objects: TempDir,
 }
 
 impl Site {
-    /// Returns None if PostgreSQL is not installed.
+    /// Makes a file system in a new database of the shared server. Returns None if PostgreSQL is
+    /// not installed.
     pub(crate) fn new() -> Option<Site> {
         let postgres = Postgres::shared()?;
         let mut site = Site::on(&postgres);
@@ -70,7 +71,8 @@ impl Site {
     }
 }
 
-/// [`Pair::take_over`] does by hand what Patroni and other managers do when the primary has died.
+/// A primary server and its standby. [`Pair::take_over`] does by hand what Patroni and other
+/// managers do when the primary has died.
 pub(crate) struct Pair {
     primary: Postgres,
     standby: Postgres,
@@ -100,7 +102,7 @@ pub(crate) fn takeovers() -> u64 {
     text.map_or(2, |text| text.parse().expect("COREWALK_TAKEOVERS is a number"))
 }
 
-/// A test must fail instead of waiting for ever.
+/// Returns options with which a test fails instead of waiting for ever.
 pub(crate) fn options() -> ClusterOptions {
     ClusterOptions::default().with_unreachable(Unreachable::FailAfter(Duration::from_secs(60)))
 }
@@ -179,7 +181,7 @@ pub(crate) fn dirty_bytes(fs: &ClusterFs) -> u64 {
     counter(fs, "cluster_dirty_bytes")
 }
 
-/// A mount removes unused objects after one minute.
+/// Makes a mount remove unused objects now, and not only after one minute.
 pub(crate) fn collect(site: &Site, fs: &ClusterFs) {
     site.sql("UPDATE corewalk.dead_object SET since = since - interval '1 hour'");
     for _ in 0..30 {

@@ -75,14 +75,14 @@ impl Front {
     }
 
     pub(crate) fn fail(&self, is_failing: bool) {
-        // ORDERING: Relaxed. `forward` may see the flag late, which only delays the first refusal.
+        // ORDERING: Relaxed. If `forward` sees the flag late, only the first refusal is late.
         self.state.is_failing.store(is_failing, Ordering::Relaxed);
     }
 }
 
 impl Drop for Front {
     fn drop(&mut self) {
-        // ORDERING: Relaxed. The connection below comes after the store.
+        // ORDERING: Relaxed. The thread reads the flag after it has accepted the connection below.
         self.state.has_ended.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(self.address);
     }
@@ -91,7 +91,7 @@ impl Drop for Front {
 fn forward(mut from: TcpStream, mut to: TcpStream, state: Option<&State>) {
     let mut buf = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buf) {
-        // ORDERING: Relaxed. The thread may see the flag of `fail` late, which only delays the
+        // ORDERING: Relaxed. This thread may see a change by `fail` late, which only delays the
         // first refusal.
         if state.is_some_and(|state| state.is_failing.load(Ordering::Relaxed)) {
             let _ = from.write_all(REFUSAL);

@@ -10,7 +10,7 @@ use crate::fixtures::{
     ROOT, Site, collect, create, dirty_bytes, file, options, overwrite, pattern, read, write_new,
 };
 
-/// Other mounts end a session in the same way, if it is not renewed in time.
+/// Ends all sessions, as other mounts do with a session that is not renewed in time.
 fn end_sessions(site: &Site) {
     site.sql("UPDATE corewalk.session SET dead = true, until = now() - interval '1 second'");
 }
@@ -80,7 +80,7 @@ fn object_that_became_unused_before_its_file_named_it_is_written_again() {
 }
 
 /// An object that arrives in the store after the removal of its record is a stray. `fsck` must
-/// report it, but no recorded object.
+/// report strays, but not the objects that have a record.
 #[test]
 fn object_that_the_database_does_not_know_is_found_and_removed() {
     let Some(site) = Site::new() else { return };
@@ -96,8 +96,8 @@ fn object_that_the_database_does_not_know_is_found_and_removed() {
     let mut report = fsck(&site.parsed(), &[]).unwrap();
     assert_eq!((&report.findings, report.unused_objects), (&Vec::new(), 2));
     assert_eq!(report.strays, ["abc/0/2"]);
-    // A check of an outdated standby may take a used object for a stray. Such an object must not be
-    // removed.
+    // If `fsck` reads an outdated standby, it may take a used object for a stray. Such an object
+    // must not be removed.
     report.strays.push(site.sql("SELECT object FROM slice"));
     record_strays(&site.parsed(), &report).unwrap();
     let report = fsck(&site.parsed(), &[]).unwrap();

@@ -67,7 +67,8 @@ fn full_file_system_refuses_each_growth_and_recovers() {
     ] {
         assert_eq!(fs.make(dir(ROOT), name("x"), &make).map(drop), Err(Errno::NOSPC));
     }
-    // A file without contents needs an inode only, and a change in the middle needs nothing.
+    // A file without contents needs only an inode, and a write that does not change the size needs
+    // nothing.
     create(&fs, ROOT, "empty");
     assert_eq!(overwrite(&fs, kept.ino, 0, &pattern(3, 600_000)), Ok(()));
     // Accepted bytes are written.
@@ -180,7 +181,7 @@ fn mount_learns_new_limits_and_the_use_of_others_when_it_renews() {
     site.assert_clean();
 }
 
-/// Makes a file with one byte and removes it. A file system whose last byte is used refuses this.
+/// Makes a file with one byte and removes it again. Fails if a limit is reached.
 fn create_with_byte(fs: &ClusterFs) -> Result<(), Errno> {
     let made = create(fs, ROOT, "byte");
     let done = overwrite(fs, made.ino, 0, b"x");

@@ -88,7 +88,8 @@ fn random_lock(rng: &mut Rng, owner: u64) -> FileLock {
     }
     let start = rng.below(POSITIONS);
     let end = match (kind, rng.below(6)) {
-        // An owner that seldom unlocks all bytes would soon keep a lock of all bytes for ever.
+        // Half of the unlocks are of all bytes. Otherwise one owner would soon keep a lock of all
+        // bytes for ever.
         (LockKind::Unlock, 0..3) => return FileLock::new(owner, kind),
         (_, 5) => FileLock::END_MAX,
         _ => start + rng.below(3),
@@ -115,8 +116,7 @@ fn locks_are_given_as_by_the_kernel() {
         let (fs, node) = (&mounts[owner % 2], nodes[owner % 2]);
         let lock = random_lock(&mut rng, owner as u64);
         if step % 100 == 99 {
-            // In the mount, a close drops the owner's locks. On the host, an unlock of all bytes
-            // stands for it.
+            // A close in the mount drops the owner's locks. On the host, unlock all bytes instead.
             fs.unlock_owner(node, owner as u64, false).unwrap();
             oracles[owner].set(&FileLock::new(0, LockKind::Unlock)).unwrap();
         }
@@ -145,7 +145,8 @@ fn locks_are_given_as_by_the_kernel() {
     assert_eq!(site.sql("SELECT count(*) FROM corewalk.flock"), "0");
 }
 
-/// Without a lock, an addition may be lost: other threads run between its read and its write.
+/// Adds 1 to the number in a file, `count` times. Without a lock, an addition may be lost, because
+/// other threads run between its read and its write.
 fn add(fs: &ClusterFs, ino: u64, owner: u64, count: usize, has_locks: bool) {
     let node = opened(fs, ino);
     for _ in 0..count {
@@ -247,7 +248,7 @@ fn change_under_a_lost_lock_is_not_made() {
     a.set_lock(here, &lock).unwrap();
     a.write(here, 0, b"aaa").unwrap();
     assert_eq!(b.set_lock(there, &lock), Err(Errno::AGAIN));
-    // Only the session of the first mount has a lock.
+    // End the session of the first mount, which is the only session with a lock.
     site.sql(
         "UPDATE corewalk.session SET until = now() - interval '1 second' WHERE id IN \
          (SELECT session FROM corewalk.flock)",
@@ -303,8 +304,8 @@ fn lose_locks(site: &Site) {
     );
 }
 
-/// A reader loses its lock. A program that writes the same file without a lock must not lose bytes
-/// by that.
+/// A reader loses its lock while a program writes the same file without a lock. The writer must not
+/// lose bytes because of that.
 #[test]
 fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     let Some(site) = Site::new() else { return };
@@ -318,7 +319,7 @@ fn lost_lock_of_a_reader_does_not_disturb_a_writer() {
     assert_eq!(a.fsync(writer, true), Ok(()));
     assert_eq!(read(&b, ino), b"aaa");
     assert_eq!(a.write(writer, 0, b"bbb"), Ok(3));
-    // The reader itself learns of the loss.
+    // The reader itself must get errors until it has dropped its lost lock.
     assert_eq!(a.read(reader, 0, &mut [0; 3]), Err(Errno::IO));
     assert_eq!(a.set_lock(reader, &whole(1, LockKind::Unlock)), Err(Errno::IO));
     assert_eq!(a.read(reader, 0, &mut [0; 3]), Ok(3));
@@ -405,7 +406,7 @@ fn refuse_unlocks(site: &Site) {
     );
 }
 
-/// Drops the locks of an owner, which fails.
+/// Tries to drop the locks of an owner while the database refuses that.
 fn fails_to_unlock(site: &Site, fs: &ClusterFs, node: Node<'_>, owner: u64) {
     site.sql("ALTER TABLE flock ENABLE TRIGGER refuse");
     assert_eq!(fs.unlock_owner(node, owner, false), Err(Errno::IO));
@@ -461,8 +462,8 @@ fn late_copy_of_a_request_changes_no_lock() {
     drop((a, b));
 }
 
-/// flock(2) drops the old lock before it waits for the new one. So a refused call is written to the
-/// database's log only if it has dropped a lock.
+/// Checks that the database waits for its disk after a refused lock call only if the call has
+/// dropped a lock. flock(2) drops the old lock before it waits for the new one.
 #[test]
 fn refused_lock_commits_synchronously_only_if_it_drops_a_lock() {
     let Some(site) = Site::new() else { return };

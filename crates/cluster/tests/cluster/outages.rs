@@ -82,7 +82,7 @@ fn orphan_is_purged_though_contents_cannot_be_written() {
     fs.remove(dir(ROOT), name("gone"), file(gone)).unwrap();
     fs.forget(gone, 0);
     site.sql("ALTER FUNCTION cw_write RENAME TO cw_write_later");
-    // The periodic flush writes contents after five seconds.
+    // Wait for the periodic flush, which writes contents that have been dirty for five seconds.
     thread::sleep(Duration::from_secs(6));
     fs.maintain();
     assert_eq!(site.sql("SELECT count(*) FROM orphan"), "0");
@@ -172,7 +172,7 @@ fn role_with_few_privileges_can_mount() {
 #[test]
 fn directory_can_be_read_while_the_disk_of_the_database_is_full() {
     let Some(site) = Site::new() else { return };
-    // With limits, a call that finds no room asks the database how much is used.
+    // With limits, a call that fails with `ENOSPC` also asks the database how much is used.
     limits(&site.parsed(), Some(1 << 30), Some(1000)).unwrap();
     let fs = site.open();
     create(&fs, ROOT, "f");

@@ -17,8 +17,8 @@ pub(crate) const UNTIL_ONE_WAITS: &str = "FOR i IN 1..6000 LOOP
         AND pg_backend_pid() = ANY (pg_blocking_pids(pid)));
     PERFORM pg_sleep(0.01); END LOOP;";
 
-/// A transaction runs `before`, locks the directory `ino`, and runs `after`. `call` starts as soon
-/// as the lock is taken.
+/// Runs `call` while another transaction has the lock of the directory `ino`, and returns its
+/// result. That transaction runs `before`, takes the lock, and then runs `after`.
 pub(crate) fn beside<T: Send>(
     site: &Site,
     ino: u64,
@@ -83,7 +83,8 @@ fn failed_change_fails_again_when_a_late_copy_of_it_arrives() {
     site.assert_clean();
 }
 
-/// SIGSTOP stops the PostgreSQL processes whose last statement contains `text`.
+/// Stops the PostgreSQL processes whose last statement contains `text` by SIGSTOP. Returns these
+/// processes.
 pub(crate) fn stop_processes(site: &Site, text: &str) -> Vec<Pid> {
     let pids = site.sql(&format!(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database()
@@ -122,8 +123,7 @@ fn change_that_a_soft_mount_gave_up_undoes_no_later_change() {
     chmod(made[0], 0o600).unwrap();
     let stopped = stop_processes(&site, "cw_setattr");
     assert_eq!(stopped.len(), 1);
-    // Both changes wait in the only connection of the mount, each with a request slot for its
-    // result.
+    // Both changes wait in the only connection of the mount. Each has a request slot of its own.
     let given_up = thread::scope(|scope| {
         let calls = made.map(|ino| scope.spawn(move || chmod(ino, 0o700)));
         calls.map(|call| call.join().unwrap())
@@ -346,7 +346,7 @@ fn session_that_two_threads_find_dead_is_replaced_once() {
     );
     let lease = Duration::from_secs(12);
     let fs = ClusterFs::open(&site.parsed(), &options().with_lease(lease)).unwrap();
-    // The first renewal is sent after 4 seconds.
+    // Stop shortly before the first renewal, which is sent after 4 seconds.
     thread::sleep(Duration::from_millis(3200));
     site.sql("UPDATE session SET dead = true");
     create(&fs, ROOT, "f");

@@ -194,7 +194,8 @@ fn mount_learns_of_a_second_one_before_its_next_renewal() {
     let options = options().with_lease(Duration::from_secs(60));
     let fs = ClusterFs::open(&site.parsed(), &options).unwrap();
     assert_eq!(counter(&fs, "cluster_sessions"), 1);
-    // The listener has asked for intents, so it receives notifications.
+    // Wait until the listener has asked for intents, because from then on it receives
+    // notifications.
     site.wait_for(
         "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
             AND pid <> pg_backend_pid() AND state = 'idle' AND query LIKE '%cw_waiting%')",
@@ -224,7 +225,7 @@ fn session_is_replaced_while_a_call_waits_for_inode_numbers() {
     let fs = site.open();
     let made = create(&fs, ROOT, "f").ino;
     let make = |text| fs.make(dir(ROOT), name(text), &Make::new(0o644, 0, 0)).map(drop);
-    // These calls use up the first range of numbers.
+    // Use up the first range of inode numbers, so that the next call asks the database for numbers.
     for _ in 1..4096 {
         assert_eq!(make("f"), Err(Errno::EXIST));
     }

@@ -120,8 +120,8 @@ fn huge_directory_is_listed_in_pages() {
     assert_eq!(count(&fs, || assert_eq!(list(&fs, made.ino).len(), 4500)), 0);
 }
 
-/// Lists a directory that is larger than the cache, and asks for the attributes of the files in
-/// batches, as find(1) and others do.
+/// Checks that few statements are needed to list a directory that is larger than the cache. The
+/// test asks for the attributes of the files in batches, as find(1) and other programs do.
 #[test]
 fn walk_of_a_directory_that_exceeds_the_cache_needs_few_statements() {
     const FILES: usize = 20_000;
@@ -138,7 +138,7 @@ fn walk_of_a_directory_that_exceeds_the_cache_needs_few_statements() {
             FROM edge, generate_series({first} + 1, {first} + {FILES} - 1) i WHERE ino = {first};
         SELECT 1"
     ));
-    // The cache has room for 8,000 names with their inodes.
+    // Of the 20,000 names, 8,000 with their inodes fit into the cache.
     let fs = ClusterFs::open(&site.parsed(), &options().with_cache_bytes(8_000_000)).unwrap();
     let (mut found, mut last) = (0, 0);
     let used = count(&fs, || {

@@ -24,7 +24,7 @@ fn contended_change_needs_few_statements() {
     thread::sleep(LEASE);
     let mut counts: Vec<u64> = (0..300_u32)
         .map(|turn| {
-            // The other mount gets a lease on the directory.
+            // List the directory, so that the other mount gets a lease on it.
             let [writer, other] = [0, 1].map(|it| &mounts[(turn as usize + it) % 2]);
             list(other, ROOT);
             other.getattr(file(made)).unwrap();

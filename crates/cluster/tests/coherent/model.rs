@@ -18,7 +18,7 @@ const TEXTS: [&str; NAMES] = ["a", "a", "b", "b"];
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Space {
     names: [Option<u32>; NAMES],
-    /// The mode and the number of links, by the inode's owner.
+    /// The mode and the number of links of each inode. The key is the owner of the inode.
     inodes: BTreeMap<u32, (u32, u32)>,
 }
 
@@ -27,10 +27,10 @@ pub(crate) enum Op {
     Create(usize, u32),
     Lookup(usize),
     Remove(usize, u32),
-    /// Like `Remove`, but for mounts in the kernel: removes the name whichever inode it has.
+    /// Like `Remove`, but removes the name whichever inode it has. For mounts in the kernel only.
     Unlink(usize),
-    /// Like `Rename`, but for mounts in the kernel: fails if the second name exists. All failures
-    /// look like `ENOENT`.
+    /// Like `Rename`, but fails if the second name exists. For mounts in the kernel only. All
+    /// failures look like `ENOENT`.
     Move(usize, usize),
     Rename(usize, usize),
     Exchange(usize, usize),
@@ -48,7 +48,8 @@ pub(crate) enum Ret {
 }
 
 impl Space {
-    /// Each of the inodes has a name outside of the model.
+    /// Returns a model with the inodes of `owners`. Each inode has one name, which is outside of
+    /// the model.
     pub(crate) fn with_inodes(owners: impl Iterator<Item = u32>) -> Space {
         let inodes = owners.map(|owner| (owner, (0o600, 1))).collect();
         Space { inodes, ..Space::default() }

@@ -6,8 +6,9 @@
 //! share of changes differs between rounds, because caches are used only while changes are rare.
 //! `COREWALK_COHERENT_CALLS` sets the number of calls of a run.
 //!
-//! Several protections keep a disturbance from causing wrong answers. For each there is a control,
-//! which turns it off, and in which the checker must find a violation.
+//! Disturbances are pauses of connections, crashes of the database and takeovers by a standby.
+//! Several protections prevent wrong answers in these cases. Each has a *control*, in which the
+//! protection is turned off, and in which the checker must find a violation.
 
 use std::time::Duration;
 
@@ -40,8 +41,8 @@ impl Run {
         Run { rounds, pace, reader: None, rng: Rng::new(seed) }
     }
 
-    /// Calls `disturb` in each round while the threads run. Returns the number of calls, or a
-    /// report of the first history that is not linearizable.
+    /// Runs all rounds, and calls `disturb` in each round while the threads run. Returns the number
+    /// of calls, or a report of the first history that is not linearizable.
     fn race(
         &self,
         mounts: &[ClusterFs],
@@ -96,7 +97,7 @@ impl Run {
 
 fn choose(rng: &mut Rng, changes: u64, place: &Place, owners: &AtomicU64) -> Op {
     let known: Vec<u32> = place.known.lock().iter().map(|(owner, _)| *owner).collect();
-    // Most of the older inodes have no name any more.
+    // Choose among the last four inodes, because most of the older ones have no name any more.
     let known = &known[known.len().saturating_sub(4)..];
     let at = rng.index(NAMES);
     let other = (at + 1 + rng.index(NAMES - 1)) % NAMES;
@@ -162,8 +163,9 @@ fn mount_that_hears_nothing_is_late_but_not_wrong() {
     run.race(&mounts, |_| {}).unwrap_or_else(|text| panic!("{text}"));
 }
 
-/// The connections of the second mount stop for longer than its lease time. It makes no changes, so
-/// it answers from its cache until the lease is over.
+/// Runs a race of two mounts, in which the connections of the second mount stop for longer than its
+/// lease time. The second mount makes no changes, so it answers from its cache until the lease is
+/// over.
 fn race_with_pauses(flaws: Flaws, rounds: usize) -> Option<Result<usize, String>> {
     let site = Site::new()?;
     let seed = ReportSeed::new(Seed::choose());
@@ -212,8 +214,8 @@ fn control_mount_that_caches_late_answers_is_caught() {
     assert!(Run::new(400, Duration::ZERO, seed.seed()).race(&mounts, |_| {}).is_err());
 }
 
-/// On a busy machine one race may not show a planted flaw, so up to four are run. Returns true also
-/// if PostgreSQL is not installed.
+/// Returns true if a race with a turned-off protection finds a violation. On a busy machine one
+/// race may not find it, so up to four are run. Returns true also if PostgreSQL is not installed.
 fn is_caught(race: impl Fn() -> Option<Result<usize, String>>) -> bool {
     (0..4).any(|_| race().is_none_or(|done| done.is_err()))
 }

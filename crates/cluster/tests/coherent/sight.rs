@@ -15,7 +15,7 @@ fn find(fs: &ClusterFs, parent: u64, text: &str) -> Result<u64, Errno> {
     fs.lookup(dir(parent), name(text)).map(|attr| attr.ino)
 }
 
-/// Both mounts have listed the root, and so cache it.
+/// Opens two mounts, and lists the root on both, so that both cache it.
 fn pair(site: &Site) -> [ClusterFs; 2] {
     let both = [site.open(), site.open()];
     both.iter().for_each(|fs| drop(list(fs, ROOT)));
@@ -91,7 +91,8 @@ fn lookup_brings_the_owner_that_another_mount_has_set() {
     let child = mkdir(a, parent, "d").ino;
     let linked = create(a, ROOT, "f").ino;
     a.link(file(linked), dir(parent), name("l")).unwrap();
-    // A mount that has only listed a directory has no leases on the home directories of its inodes.
+    // `b` has only listed the directory `parent`. So it has no leases on the home directories of
+    // the inodes in it.
     assert_eq!(names(b, parent), ["d", "l"]);
     for uid in [7, 8] {
         for (node, text) in [(dir(child), "d"), (file(linked), "l")] {

@@ -38,8 +38,9 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     }
 }
 
-/// An expiry cannot reach an inode that the kernel does not know yet. So a reply that brings the
-/// kernel this inode stays valid.
+/// Makes the kernel drop its entry, and also a reply that is on its way to the kernel. An expiry
+/// cannot reach an inode that the kernel does not know yet, so a reply that brings this inode
+/// stays.
 pub(crate) fn expire(steps: &Steps, mount: &mut Mount) {
     let scenario = steps.scenario;
     let reaches_inode = !scenario.is_attribute || mount.kernel_knows;
@@ -93,8 +94,8 @@ fn begin(steps: &mut Steps, m: usize) {
         let expires = if rules.expiry_takes_no_lock {
             make_busy(steps, mount) && rules.change_expires_kernel
         } else {
-            // In one control, the kernel drops its own entry under its lock of the directory, and
-            // holds the lock until the change is answered.
+            // Without `expiry_takes_no_lock`, the kernel drops its own entry under its lock of the
+            // directory, and holds the lock until the change is answered.
             mount.expire_kernel(true);
             false
         };
@@ -172,7 +173,8 @@ fn started(steps: &mut Steps, m: usize) {
             finish(steps, next, current(&from.mounts[m], m, 1 << writer.seen));
         }
     } else {
-        // In one control, the database has already checked the leases before it took the lock.
+        // Without `change_locks_first`, the database has checked the leases before it took the
+        // lock.
         database::apply(&scenario, &mut next, current(&from.mounts[m], m, 0));
         answer(steps, next, m, Verdict::Applied);
     }
@@ -206,8 +208,8 @@ fn finish(steps: &mut Steps, mut next: State, change: Change) {
     answer(steps, next, change.mount, verdict);
 }
 
-/// Only the answer "the change was made" arrives in a later step. Every other answer arrives at
-/// once, so the model needs no state for it.
+/// Handles an answer of the database. Only the answer "the change was made" reaches the mount in a
+/// later step. Every other answer reaches the mount at once, so the model needs no state for it.
 fn answer(steps: &mut Steps, mut next: State, m: usize, verdict: Verdict) {
     let (version, boot) = (next.db.result[m], next.db.boot);
     let mount = &mut next.mounts[m];
@@ -249,8 +251,8 @@ fn confirm(steps: &mut Steps, m: usize) {
     if !rules.drops_own_cache {
         forget_item(mount);
     }
-    // The result of a change may be cached if the directory was in the cache since the change was
-    // sent. An item that can move may be in the other directory, so it is not cached.
+    // The result of a change may be cached if the server has cached the directory since it sent the
+    // change. An item that can move may be in the other directory by now, so it is not cached.
     let is_held = mount.cache[0] == HELD || !rules.installs_only_if_held;
     if !steps.scenario.has_moves && is_held {
         mount.cache[0] = CACHED + writer.version;
@@ -263,7 +265,8 @@ fn confirm(steps: &mut Steps, m: usize) {
     steps.add_checked(Event::ChangeConfirmed, m, next, broken);
 }
 
-/// The database may run a change later that is still in a buffer of a broken connection.
+/// Loses a request or an answer with its connection. If the request is still in a buffer of the
+/// broken connection, the database may run the change later.
 fn lose(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.faults.losses == 0 || from.mounts[m].is_dead {

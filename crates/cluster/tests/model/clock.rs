@@ -71,8 +71,8 @@ fn pass_on(mount: &mut Mount) {
     }
 }
 
-/// Rows of UNLOGGED tables and late copies of requests do not survive a crash. Answers that were
-/// sent before the crash may still arrive.
+/// Crashes the database. Rows of UNLOGGED tables and late copies of requests do not survive.
+/// Answers that were sent before the crash may still arrive.
 fn crash(steps: &mut Steps) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     if from.faults.crashes == 0 {
@@ -156,7 +156,7 @@ pub(crate) fn steps_of(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A killed server leaves the kernel's entries until their timeouts. The database still runs the
+/// Kills a server. The kernel's entries stay until their timeouts, and the database still runs the
 /// requests that the server has sent.
 fn kill(mount: &mut Mount) {
     let is_sent = matches!(mount.writer.step, WriteStep::Ready | WriteStep::Started);

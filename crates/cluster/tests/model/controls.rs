@@ -19,7 +19,7 @@ struct Control {
     leave_out: fn(&mut Rules),
     scenario: Scenario,
     fails: &'static str,
-    /// Whether the protection matters only if an acknowledgement deletes the lease.
+    /// True if the protection matters only in models in which an acknowledgement deletes the lease.
     is_for_deletion: bool,
 }
 
@@ -84,9 +84,9 @@ fn control_holders() {
         control!("K.4", intent_marks_fills, NAMES, OLD),
         control!("K.4", drops_before_ack, LOSSES, OLD),
         control!("K.5", ack_names_intent, LOSSES, OLD),
-        // In this control, a change keeps its intent although its inode has moved. Then a holder is
-        // never told, or an acknowledgement counts for the wrong directory. So any failure is
-        // accepted.
+        // Without `replaces_intent`, a change keeps its intent although its inode has moved. Then a
+        // holder may never get the intent, or an acknowledgement may count for the wrong directory.
+        // So any failure is accepted.
         Control { fails: "", ..control!("K.5", replaces_intent, HOMES, STUCK) },
         control!("K.12", renewal_tells, NAMES, STUCK),
     ]);

@@ -31,13 +31,14 @@ pub(crate) enum Verdict {
 pub(crate) enum Leases {
     Free,
     Held,
-    /// The lease time is over, but the session cannot be marked as dead yet, for example because
-    /// its renewal is not committed.
+    /// The lease time of a holder is over, but its session cannot be marked as dead yet. For
+    /// example, its renewal may not be committed.
     Unknown,
 }
 
-/// A session with an uncommitted renewal must not be marked as dead. In the grace period after a
-/// crash, its row may have an old deadline, so it must not be marked either.
+/// Returns true if the database may mark a session as dead. It must not if a renewal of the session
+/// is not committed. It must not in the grace period after a crash either, because the row of the
+/// session may have an old deadline.
 pub(crate) fn is_over(scenario: &Scenario, state: &State, m: usize) -> bool {
     let (db, rules) = (&state.db, scenario.rules);
     let is_renewed = rules.locks_session_row && state.mounts[m].renewal.is_evaluated;
@@ -130,7 +131,7 @@ pub(crate) fn apply(scenario: &Scenario, state: &mut State, change: Change) {
     db.applied[m] += 1;
     db.slot[m][usize::from(change.session)] = change.number;
     db.result[m] = db.version;
-    // If acknowledgements name their intent, they are deleted with it.
+    // If acknowledgements name an intent, they are deleted together with it.
     db.intents[m].id = 0;
     db.intents[m].dirs = 0;
     if scenario.rules.ack_names_intent {

@@ -24,8 +24,8 @@ pub(crate) fn steps(steps: &mut Steps, m: usize) {
     take_file_lock(steps, m);
 }
 
-/// The holder learns of a waiting change by a notification or by a renewal. A notification can be
-/// lost, so progress may depend on the renewal alone.
+/// Begins to acknowledge a waiting change. The holder learns of the change by a notification or by
+/// a renewal. A notification can be lost, so progress may depend on the renewal alone.
 fn begin(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
     if from.mounts[m].is_dead {
@@ -64,8 +64,8 @@ fn drop_for_intent(steps: &Steps, mount: &mut Mount) -> bool {
 
 fn expire_for_intent(steps: &mut Steps, m: usize) {
     let (from, rules) = (*steps.from, steps.scenario.rules);
-    // In one control, an expiry needs the kernel's lock of the directory. A change on the same
-    // mount holds the lock until it is answered.
+    // Without `expiry_takes_no_lock`, an expiry needs the kernel's lock of the directory. A change
+    // on the same mount holds that lock until it is answered.
     let is_locked = !rules.expiry_takes_no_lock && from.mounts[m].is_writing();
     if is_locked || waits_for_inode(steps, m) {
         return;
@@ -116,8 +116,9 @@ fn late_ack(steps: &mut Steps, m: usize) {
     steps.add(Event::LateAckRun, m, next);
 }
 
-/// The database computes the new deadline when the renewal is sent, and commits it later. The mount
-/// counts its lease time from the sending, so a late answer leaves it less time.
+/// Renews the session in two steps. The database computes the new deadline in the first step, and
+/// commits it in the second. The mount counts its lease time from the first step, so a late answer
+/// leaves it less time.
 fn renew(steps: &mut Steps, m: usize) {
     let (from, scenario) = (*steps.from, *steps.scenario);
     let mount = &from.mounts[m];

@@ -112,7 +112,7 @@ impl Packer {
     }
 }
 
-/// Mounts beyond the first `mounts` are not part of the key.
+/// Returns the key of a state. It contains only the first `mounts` mounts.
 pub(crate) fn pack(state: &State, mounts: usize) -> Key {
     let mut packer = Packer { key: [0; 7], position: 0 };
     packer.database(&state.db);

@@ -1,9 +1,9 @@
-//! Reads of programs. The kernel answers from its cache, the server from its cache, or the database
-//! by a *fill*, whose answer the server then caches.
+//! Reads of programs. The kernel answers a read from its cache, or the server from its own cache.
+//! Otherwise the database answers by a *fill*, and the server caches this answer.
 //!
-//! In the model, a read takes a single step, and real reads take longer. Longer reads would show no
-//! further failure. A read that begins earlier may return an older version, and a read that ends
-//! later demands less of other reads (`State::floor`).
+//! In the model, a read takes a single step, while real reads take longer. Longer reads would show
+//! no further failure. A read that begins earlier may return an older version. A read that ends
+//! later requires its version of fewer other reads (`State::floor`).
 
 use super::database;
 use super::rules::Ack;
@@ -77,7 +77,7 @@ fn answer(steps: &mut Steps, m: usize, mut next: State, version: u8) {
     steps.add_checked(Event::CachedRead, m, next, broken);
 }
 
-/// A reply that was written before the kill of the server still reaches the kernel.
+/// Lets the kernel take a reply. A reply that the server has written before its kill still arrives.
 fn take_reply(steps: &mut Steps, m: usize) {
     if let Reader::Reply { version, left } = steps.from.mounts[m].reader {
         let mut next = *steps.from;
@@ -181,8 +181,8 @@ fn end_fill(steps: &mut Steps, m: usize) {
     }
 }
 
-/// A new boot id shows that the database has crashed and lost its leases. So the mount drops all
-/// caches, and does not cache the answer that has the new id.
+/// Handles an answer with a new boot id, which shows that the database has crashed and lost its
+/// leases. The mount drops all caches, and does not cache this answer.
 pub(crate) fn see_boot(steps: &mut Steps, mut next: State, m: usize, boot: u8) {
     next.drop_everything(m, steps.scenario.rules.drop_marks_fills);
     next.mounts[m].boot = boot;

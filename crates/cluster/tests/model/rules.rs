@@ -25,7 +25,7 @@ rules! {
     /// check that its lease still holds.
     checks_clock,
     /// For guarantee K.1 of `lib.rs`: a mount reads the clock only after the request of a program
-    /// has arrived.
+    /// has arrived. Otherwise the lease could end before the request arrives.
     clock_after_arrival,
     /// For guarantee K.8 of `lib.rs`: a renewal does not revive a session (the registration of a
     /// mount) whose lease time is over.
@@ -56,8 +56,8 @@ rules! {
     /// For guarantee K.3 of `lib.rs`: under the lock, a change reads the home directory of its
     /// inode again, because the inode may have moved.
     reads_home_again,
-    /// For guarantee K.5 of `lib.rs`: an intent names the directories of a change that waits. If
-    /// these have changed by the next attempt, the change gets a new intent.
+    /// For guarantee K.5 of `lib.rs`: a waiting change has an intent with its directories. If it
+    /// has other directories at the next attempt, it gets a new intent.
     replaces_intent,
     /// For guarantee K.4 of `lib.rs`: if an intent (a waiting change of another mount) arrives
     /// during a fill, the fill's answer is not cached.
@@ -74,24 +74,26 @@ rules! {
     /// For guarantee K.6 of `lib.rs`: if a mount begins a change during a fill (a read for its
     /// cache), the fill's answer is not cached.
     change_marks_fills,
-    /// For guarantee K.6 of `lib.rs`: if a mount begins a fill (a read for its cache) during its
-    /// own change, the fill's answer is not cached.
+    /// For guarantee K.6 of `lib.rs`: the answer of a fill (a read for the cache) that begins
+    /// during the mount's own change is not cached.
     fills_see_change,
-    /// For guarantee K.6 of `lib.rs`: a mount caches the result of its own change only if it has
-    /// had the directory in its cache since it sent the change.
+    /// For guarantee K.6 of `lib.rs`: a mount caches its own change's result only if the directory
+    /// has been cached since the change was sent.
     installs_only_if_held,
     /// For guarantee K.7 of `lib.rs`: the timeouts that the server gives the kernel are at most as
     /// long as the rest of its lease.
     timeout_is_left,
-    /// For guarantee K.7 of `lib.rs`: the kernel takes a reply of the server before the clock has
-    /// advanced by one tick.
+    /// For guarantee K.7 of `lib.rs`: the clock does not tick while a reply of the server is on its
+    /// way to the kernel.
     reply_in_time,
-    /// For guarantee K.7 of `lib.rs`: the timeouts of the kernel go on while the machine is
+    /// For guarantee K.7 of `lib.rs`: the kernel's timeouts also run while the machine is
     /// suspended.
     kernel_counts_suspension,
-    /// For guarantee K.7 of `lib.rs`: a change expires the kernel's entries.
+    /// For guarantee K.7 of `lib.rs`: before a mount sends a change, it makes the kernel drop
+    /// (expire) its entries.
     change_expires_kernel,
-    /// For guarantee K.7 of `lib.rs`: an intent expires the kernel's entries.
+    /// For guarantee K.7 of `lib.rs`: before a mount acknowledges an intent, it makes the kernel
+    /// drop (expire) its entries.
     intent_expires_kernel,
     /// For guarantee K.7 of `lib.rs`: the server sets timeouts to 0 before it expires the kernel's
     /// entries. Otherwise a reply in between could bring a new entry.
@@ -113,27 +115,29 @@ rules! {
     expiry_takes_no_lock,
     /// For guarantee K.8 of `lib.rs`: the database refuses a change that a dead session sends.
     fences,
-    /// For guarantee K.8 of `lib.rs`: the database looks for the stored result of a repeated change
-    /// (its slot) before it checks that the session is alive.
+    /// For guarantee K.8 of `lib.rs`: the database looks for a repeated change's stored result (its
+    /// slot) before it checks that the session is alive. Otherwise the next session could make the
+    /// change again.
     slot_before_fence,
     /// For guarantee K.8 of `lib.rs`: if the result of a change is unknown, the mount first repeats
-    /// the change under the session that has sent it.
+    /// the change under the session that sent it. Otherwise the change could be made twice.
     asks_old_session,
     /// For guarantee K.8 of `lib.rs`: a mount whose session is dead drops its caches before it
     /// opens a new session.
     death_drops_cache,
-    /// For guarantees K.8 and K.10 of `lib.rs`: if a mount drops its caches during a fill (a read
-    /// for its cache), the fill's answer is not cached.
+    /// For guarantees K.8 and K.10 of `lib.rs`: if a mount drops its caches during a fill (see
+    /// `fills_see_change`), the fill's answer is not cached.
     drop_marks_fills,
     /// For guarantee K.8 of `lib.rs`: a change under a file lock fails if the session that had the
     /// lock is dead. A new session does not make this change.
     locked_changes_fail,
-    /// For guarantee K.9 of `lib.rs`: changes have request slots.
+    /// For guarantee K.9 of `lib.rs`: changes have request slots, which store their results.
     has_slots,
     /// For guarantee K.9 of `lib.rs`: the database reads and writes the stored result of a change
     /// (its slot) under one lock.
     slot_under_lock,
-    /// For guarantee K.10 of `lib.rs`: changes wait after a crash.
+    /// For guarantee K.10 of `lib.rs`: after a crash of the database, changes wait until each
+    /// session has registered again or has ended. They wait at most for a grace period.
     waits_after_crash,
     /// For guarantee K.10 of `lib.rs`: after a crash of the database, a session counts as
     /// registered again only after its mount has dropped its caches.
@@ -144,8 +148,8 @@ rules! {
     /// For guarantee K.10 of `lib.rs`: after a crash of the database, new intents get new ids. So
     /// an old acknowledgement fits no new intent.
     ids_survive,
-    /// For guarantee K.10 of `lib.rs`: a session that has not renewed since a crash of the database
-    /// is not marked as dead in the grace period.
+    /// For guarantee K.10 of `lib.rs`: a session that has not renewed since a database crash is not
+    /// marked as dead in the grace period.
     grace_protects,
     /// For guarantee K.10 of `lib.rs`: a change is on the database's disk before it is confirmed.
     syncs_commits,
@@ -175,8 +179,8 @@ pub(crate) struct Scenario {
     /// Lease length in ticks of the database's clock, or 0 in a model without time.
     pub(crate) lease: u8,
     pub(crate) has_kernel: bool,
-    /// Programs change a name, or if true an attribute. The kernel keeps an attribute with its
-    /// inode, which may be new to the kernel.
+    /// True if programs change an attribute, false if they change a name. The kernel keeps an
+    /// attribute with its inode, which may be new to the kernel.
     pub(crate) is_attribute: bool,
     /// If true, an expiry waits for replies with an inode that is new to the kernel. Otherwise such
     /// replies have a timeout of 0.
@@ -210,8 +214,8 @@ impl Scenario {
         self.lease > 0
     }
 
-    /// How many ticks a session trusts a new lease. In a model without time, any number but 0 would
-    /// do.
+    /// Returns how many ticks a session trusts a new lease. In a model without time, the number
+    /// only must not be 0.
     pub(crate) fn own_lease(&self) -> u8 {
         self.lease_in_database() - u8::from(self.rules.margin && self.has_time())
     }

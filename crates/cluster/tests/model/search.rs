@@ -8,10 +8,12 @@ use super::rules::Scenario;
 use super::steps::{Event, Step, successors};
 use super::trace;
 
-/// The search stops here, so that a model without good bounds does not fill the memory.
+/// A search with more states than this fails, so that a model without good bounds does not fill the
+/// memory.
 const MOST_STATES: usize = 6_000_000;
 
-/// Each element of `table` is an index into `keys` plus one, or 0 if it is empty.
+/// The states that were found, as a hash table. Each element of `table` is an index into `keys`
+/// plus one, or 0 if the element is empty.
 struct Found {
     keys: Vec<Key>,
     parents: Vec<u32>,
@@ -148,7 +150,7 @@ pub(crate) fn explore(scenario: &Scenario) -> Outcome {
     outcome
 }
 
-/// Returns a state from which no steps without faults complete all work.
+/// Returns a state from which no helpful steps lead to the end of all work, if there is one.
 fn stuck(states: usize, mut edges: Vec<(u32, u32)>, goals: Vec<u32>) -> Option<u32> {
     edges.sort_unstable();
     let mut reaches = vec![false; states];

@@ -18,11 +18,11 @@ pub(crate) const ABSENT: u8 = 0;
 pub(crate) const HELD: u8 = 1;
 /// A cached item of version `v` is `CACHED + v`.
 pub(crate) const CACHED: u8 = 2;
-/// No value, where a version or a session is expected.
+/// Stands for a version or a session that does not exist.
 pub(crate) const NONE: u8 = 255;
 
-/// The record of a change that waits for other mounts to give up leases. Its index in
-/// `Database::intents` is the mount that makes the change.
+/// A record of a change that waits until other mounts have given up leases. Its index in
+/// `Database::intents` is the number of the mount that makes the change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Intent {
     pub(crate) id: u8,
@@ -35,8 +35,8 @@ pub(crate) struct Intent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Database {
     pub(crate) version: u8,
-    /// If programs change a name, the directory that has it. If they change an attribute, the home
-    /// of its inode.
+    /// The directory that has the name which programs change. If programs change an attribute, the
+    /// home of its inode.
     pub(crate) home: u8,
     pub(crate) leases: [u8; DIRS],
     pub(crate) until: [u8; MOUNTS],
@@ -52,9 +52,10 @@ pub(crate) struct Database {
     /// The ticks until changes are allowed after a crash.
     pub(crate) grace: u8,
     pub(crate) registered: u8,
-    /// A program on the first mount has the lock, and loses it when the session of its mount dies.
+    /// A lock that a program on the first mount has at the start. The program loses the lock when
+    /// the first session of this mount dies.
     pub(crate) file_lock: FileLock,
-    /// Per directory, the number of the mount that has its lock, plus one, or 0.
+    /// The lock of each directory: the number of the mount that has the lock, plus one, or 0.
     pub(crate) locks: [u8; DIRS],
 }
 
@@ -64,7 +65,8 @@ pub(crate) enum FileLock {
     None,
     /// The first session of the first mount has the file lock.
     Held,
-    /// Another mount has taken the lock, because that session was over.
+    /// Another mount has taken the file lock, because the first session of the first mount was
+    /// over.
     TakenOver,
 }
 
@@ -72,7 +74,8 @@ pub(crate) enum FileLock {
 pub(crate) enum Reader {
     #[default]
     Idle,
-    /// Reached only in a control: the server has read the clock before the request arrived.
+    /// Used only in a control: the server has read the clock before the request of a program
+    /// arrived.
     Checked,
     /// The kernel may keep the reply for `left` ticks.
     Reply { version: u8, left: u8 },
@@ -82,8 +85,7 @@ pub(crate) enum Reader {
 pub(crate) enum FillStep {
     #[default]
     Idle,
-    /// Reached only in a control: the database has read the item before it took the directory's
-    /// lock.
+    /// Used only in a control: the database has read the item before it took the directory's lock.
     Snapped,
     Answered,
 }
@@ -101,7 +103,7 @@ pub(crate) struct Fill {
 pub(crate) enum WriteStep {
     #[default]
     Idle,
-    /// The server has dropped its cache, but not the kernel's.
+    /// The server has dropped the item from its own cache, but not yet from the kernel's.
     Marked,
     Ready,
     /// The transaction has taken only the first of its two locks. In a control, it has read the
@@ -118,8 +120,8 @@ pub(crate) struct Writer {
     pub(crate) moves: bool,
     /// The session that sends the change, or `NONE` if the next session will send it.
     pub(crate) session: u8,
-    /// In models in which items move: the home that was read before the lock was taken. In others:
-    /// the number of locks that the change has taken.
+    /// The number of locks that the change has taken. In models in which items move, the home that
+    /// was read before the lock was taken.
     pub(crate) seen: u8,
     pub(crate) version: u8,
     pub(crate) boot: u8,
@@ -156,8 +158,8 @@ pub(crate) struct LateChange {
     pub(crate) number: u8,
     pub(crate) session: u8,
     pub(crate) moves: bool,
-    /// True only in a control: the database has looked for a stored result of the change before it
-    /// took the lock.
+    /// True only in a control: the database has looked for a stored result of the change, but has
+    /// not taken the lock yet.
     pub(crate) is_started: bool,
 }
 
@@ -191,7 +193,8 @@ pub(crate) struct Mount {
     pub(crate) cache: [u8; DIRS],
     pub(crate) kernel: u8,
     pub(crate) kernel_left: u8,
-    /// The kernel ignores an invalidation of an inode that it does not know.
+    /// True if the kernel knows the inode. It ignores an invalidation of an inode that it does not
+    /// know.
     pub(crate) kernel_knows: bool,
     pub(crate) stage: Stage,
     pub(crate) reader: Reader,
@@ -224,12 +227,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// An uncommitted renewal does not make a session live.
+    /// Returns true if a session of the mount `m` is live. An uncommitted renewal does not count.
     pub(crate) fn is_session_live(&self, m: usize, session: u8) -> bool {
         self.db.session[m] == session && self.db.until[m] > 0
     }
 
-    /// The replies on their way to the kernel are dropped, too.
+    /// Drops all caches of the mount `m`, and the replies on their way to its kernel.
     pub(crate) fn drop_everything(&mut self, m: usize, marks_fills: bool) {
         let mount = &mut self.mounts[m];
         mount.cache = [ABSENT; DIRS];
@@ -253,7 +256,7 @@ impl Mount {
         !self.is_killed && !self.is_dead
     }
 
-    /// The answer of a marked fill will not be cached, so the model drops the fill.
+    /// Ensures that the answer of a fill will not be cached. For that, the model drops the fill.
     pub(crate) fn mark_fill(&mut self) {
         self.fill = Fill::default();
     }

@@ -71,7 +71,8 @@ pub(crate) struct Step {
     pub(crate) event: Event,
     pub(crate) mount: usize,
     pub(crate) state: State,
-    /// False for faults, and for the end of a running mount's session: they are no progress.
+    /// True if the step is progress. False for faults, and for the end of a running mount's
+    /// session.
     pub(crate) is_helpful: bool,
     pub(crate) broken: Option<&'static str>,
 }
