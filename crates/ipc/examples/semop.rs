@@ -68,7 +68,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// A pair is two calls: one adds to a semaphore, and the other takes that away again.
+/// Calls `pair` again and again for `time`, and returns the nanoseconds per call. A pair is two
+/// calls: one adds to a semaphore, and the other subtracts the same number.
 fn timed(time: Duration, mut pair: impl FnMut()) -> f64 {
     let start = Instant::now();
     let mut calls = 0u32;

@@ -9,12 +9,12 @@
 //!
 //! # Holds
 //!
-//! After fork(2) a child has its parent's segments mapped, but nattch (the number of attaches)
-//! includes the child only later, when its pid is known. If the parent is killed in between, nattch
-//! must keep the attaches of the dead parent in place of the child's.
+//! After fork(2), a child has its parent's segments mapped. But nattch (the number of attaches)
+//! includes the child only later, when its pid is known. If the parent is killed in between, the
+//! child still uses the segments. So nattch must then keep the attaches of the dead parent.
 //!
-//! To show that such a child exists, a task with attaches has a *hold*: an open file with a
-//! flock(2) lock, which the host program maps.
+//! To show that such a child exists, a task with attaches has a *hold*. A hold is an open file with
+//! a flock(2) lock, which the host program maps.
 //! - Each child inherits the mapping, and unmaps it when nattch includes the child.
 //! - execve(2) and the end of the process remove the mapping, too.
 //! - As long as the lock of a dead task's hold exists, nattch keeps the attaches of that task.
@@ -51,8 +51,8 @@ pub enum Access {
 
 /// Creates, opens and removes the memory of segments.
 ///
-/// The functions `create`, `remove`, `is_held` and `forget` must not call the namespace, which may
-/// hold a lock when it calls them.
+/// The namespace may hold a lock when it calls `create`, `remove`, `is_held` or `forget`. So these
+/// functions must not call functions of the namespace, which could wait for that lock for ever.
 #[expect(unused_variables, reason = "a default has no holds")]
 pub trait Backing: Send + Sync {
     /// Creates the memory of a new segment: `size_bytes` zero bytes.
@@ -98,8 +98,8 @@ pub trait Backing: Send + Sync {
         false
     }
 
-    /// Called when task number `task` has no attaches and will get no more. The function can delete
-    /// the task's hold (the locked file).
+    /// May delete the hold (the locked file) of task number `task`. The namespace calls this
+    /// function when the task has no attaches and will get no more.
     fn forget(&self, task: u32) {}
 }
 
@@ -163,7 +163,8 @@ impl Backing for Memfds {
     }
 }
 
-/// Checks the limit of `ulimit -f`: the kernel would send SIGXFSZ.
+/// Sets the length of a file. Returns `EFBIG` if the length is above the limit of `ulimit -f`: for
+/// such a length, ftruncate(2) would also send the signal SIGXFSZ.
 pub(crate) fn lengthen(file: impl AsFd, len: u64) -> Result<(), Errno> {
     refuse_if(getrlimit(Resource::Fsize).current.is_some_and(|most| len > most), Errno::FBIG)?;
     ftruncate(file, len)

@@ -18,7 +18,8 @@ use corewalk_base::CachePadded;
 use corewalk_base::futex;
 use corewalk_base::primitives::unmodelled::{AtomicU64, Ordering};
 
-/// The result of [`Namespace::contention`](crate::Namespace::contention).
+/// The number and the total time of the waits for locks, as
+/// [`Namespace::contention`](crate::Namespace::contention) returns them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contention {
     /// The number of times that a call found a lock held, or a semaphore frozen (locked by another
@@ -28,7 +29,8 @@ pub struct Contention {
     pub waited_ns: u64,
 }
 
-/// The counters have their own cache lines, apart from the fields that every call reads.
+/// The counters behind [`Contention`], or none if waits are not counted. They have their own cache
+/// lines, apart from the fields that every call reads.
 #[derive(Default)]
 pub(crate) struct Counts(pub(crate) Option<CachePadded<[AtomicU64; 2]>>);
 

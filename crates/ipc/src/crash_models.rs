@@ -25,7 +25,8 @@ use crate::{
 
 const KEY: i32 = 77;
 
-/// The limit for the number of stores of one call.
+/// The maximum number of stores of one call. A test fails if its call makes more stores, so that no
+/// test runs for ever.
 const STORES_MAX: u64 = 3000;
 
 struct World {
@@ -50,7 +51,7 @@ struct Case {
     act: fn(&Task, SemId) -> Result<(), Errno>,
 }
 
-/// The state as other tasks see it.
+/// The state of the namespace, as the calls of other tasks return it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     values: Result<Vec<u16>, Errno>,

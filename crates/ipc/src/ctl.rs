@@ -26,7 +26,7 @@ pub(crate) enum By {
     Id,
     /// The index.
     Index,
-    /// The index. The permission bits are not checked.
+    /// The index, without a check of the permission bits, as for `SEM_STAT_ANY`.
     AnyIndex,
 }
 
@@ -34,14 +34,17 @@ pub(crate) enum By {
 pub(crate) struct Totals {
     /// The number of objects.
     pub(crate) objects: u32,
-    /// For example, the number of semaphores in all sets.
+    /// The number of semaphores in all sets, or of pages in all segments. Unused for queues.
     pub(crate) used: u64,
-    /// The highest index in use, or 0.
+    /// The highest index in use, or 0 if there is no object.
     pub(crate) index_max: u32,
 }
 
-/// If an object with the key exists, `check` runs before the permissions are checked. Otherwise
-/// `make` creates an object with the given owner and mode.
+/// Finds the object with the key `key`, or makes one, for semget, msgget and shmget. Returns its
+/// id.
+///
+/// If the object exists, `check` runs before the permissions are checked. Otherwise `make` creates
+/// an object with the given owner and mode.
 pub(crate) fn ipcget(
     task: &Task,
     ids: &IdsGuard<'_>,
@@ -66,7 +69,8 @@ pub(crate) fn ipcget(
 }
 
 impl Task {
-    /// Asks the security hook, if there is one.
+    /// Calls `ask` with the security hook and the caller's credentials. If the hook refuses the
+    /// call, returns the hook's error. Without a hook, all calls are allowed.
     #[inline]
     pub(crate) fn ask(
         &self,
@@ -78,7 +82,9 @@ impl Task {
         }
     }
 
-    /// Analogous to Linux's `ipc_obtain_object_check`.
+    /// Finds the object that a `*ctl` command names. Checks the permissions in `flag`, except for
+    /// [`By::AnyIndex`], and asks the security hook. Analogous to Linux's
+    /// `ipc_obtain_object_check`.
     pub(crate) fn obtain(
         &self,
         ids: Ids<'_>,
@@ -101,6 +107,9 @@ impl Task {
         Ok(object)
     }
 
+    /// Finds the object of `IPC_SET` or `IPC_RMID`. Checks that the caller may change or remove the
+    /// object, and asks the security hook.
+    ///
     /// The caller holds the lock of the object kind (as Linux's `ipc_ids.rwsem`). So the object
     /// cannot be removed, and its own lock is not needed. Analogous to Linux's
     /// `ipcctl_pre_down_nolock` and `ipcctl_obtain_check`.

@@ -61,7 +61,7 @@ const VERSION: u64 = 10;
 const LINE_BYTES: u64 = 64;
 const HEADER_WORDS: usize = HEADER_LINES as usize * 8;
 
-// Words of the header, counted from its first line.
+// Indices of words in the header.
 const MAGIC_AT: usize = 0;
 const VERSION_AT: usize = 1;
 const LINES_AT: usize = 2;
@@ -69,7 +69,7 @@ const PIDNS_AT: usize = 3;
 /// The boot id, in two words.
 const BOOT_AT: usize = 4;
 const _: () = assert!(LAST_GENERATION == 7, "the last generation is a word of the first line");
-/// The capacities take nine words, the limits eleven.
+/// The first of the nine words with the capacities. The limits take eleven words.
 const CAPACITY_AT: usize = 8;
 const LIMITS_AT: usize = 18;
 
@@ -196,6 +196,9 @@ pub(crate) fn map(
     made
 }
 
+/// Maps the namespace in the file. Returns none if the file has no magic number, so that a
+/// namespace must be made first.
+///
 /// Joining takes no lock. The maker of a namespace writes the magic number last, so a file with the
 /// magic number is complete. A flock(2) lock would not exclude a maker that shares its open file
 /// description with this process.
@@ -215,8 +218,8 @@ fn join(file: BorrowedFd<'_>) -> Result<Option<Mapped>, OpenError> {
 fn make(file: BorrowedFd<'_>, capacity: &Capacity, limits: Limits) -> Result<Mapped, OpenError> {
     let layout = Layout::new(capacity)?;
     let (words, size) = read_header(file)?;
-    // If the maker has died, the file's header has no magic number. This process goes on if the
-    // file has the size that it would choose itself, and refuses the file otherwise.
+    // If an earlier maker has died, the file's header has no magic number. If that file has the
+    // size that this process would choose, make the namespace anew. Otherwise refuse the file.
     let is_unfinished = words[MAGIC_AT] == 0 && size == u64::from(layout.lines) * LINE_BYTES;
     refuse_if(size != 0 && !is_unfinished, OpenError::NotANamespace)?;
     lengthen(file, u64::from(layout.lines) * LINE_BYTES)?;
@@ -262,7 +265,7 @@ fn read_header(file: BorrowedFd<'_>) -> Result<([u64; HEADER_WORDS], u64), OpenE
     let mut bytes = [0; HEADER_WORDS * 8];
     // Get the size before the header, because another process may lengthen the file in between. The
     // file of a namespace is empty, or contains a whole header. So if the size is not 0 and the
-    // read is short, this is another file.
+    // read is short, the file is not that of a namespace.
     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let read = pread(file, &mut bytes, u64::from(HEADER) * LINE_BYTES)?;
     let words = bytes.as_chunks::<8>().0;
@@ -277,8 +280,8 @@ fn boot_id() -> [u64; 2] {
     [(id >> 64) as u64, id as u64]
 }
 
-/// `program` may be a child that was forked into another pid namespace. Returns false if `/proc`
-/// cannot be read.
+/// Returns true if the process of `program` is in another pid namespace than the file. For example,
+/// a child can be forked into another pid namespace. Returns false if `/proc` cannot be read.
 pub(crate) fn is_in_other_pid_namespace(region: &Region, program: &Program) -> bool {
     let (theirs, own) = (get(&region.line(HEADER)[PIDNS_AT]), program.pid_namespace);
     theirs != 0 && own != 0 && theirs != own

@@ -18,17 +18,18 @@
 //! lock protects creation, removal and `IPC_SET`. The store that ends a write section of the slot's
 //! sequence count publishes a complete object (traps I7, I11 in `traps.md`).
 //!
-//! The state words of the slots are authoritative. If a task dies with the lock of the kind held,
-//! `recover` rebuilds from these words the counts of objects, the hash table of keys, and the
-//! bitmap of the slots in use.
+//! The state words of the slots are authoritative. A task may die with the lock of the kind held.
+//! Then `recover` rebuilds from these words the counts of objects, the hash table of keys, and the
+//! bitmap of used slots.
 //!
-//! The slot of a removed object stays marked in the bitmap until all memory of the object is free,
-//! since a stopped process may still work on the object.
+//! The slot of a removed object stays marked in the bitmap until all memory of the object is free.
+//! Until then, a stopped process may still work on the object.
 //!
 //! # Guarantees
 //!
 //! - I.1: a lookup returns the fields of one finished write section (as of a seqlock).
-//! - I.2: the id of a removed object comes again only after its slot was used 65,535 times.
+//! - I.2: the id of a removed object comes again only after 65,535 rounds of the search for a free
+//!   slot, as in the kernel. A round ends when the search passes the end of the slots.
 //! - I.3: new objects get the slots in turn, as in the kernel. So a slot stays free for some time
 //!   after a removal, and the old id leads to no object.
 //!
@@ -62,26 +63,28 @@ const SEQ_END: u64 = (1 << (31 - INDEX_BITS)) - 1;
 /// The key of objects that cannot be found by key, as Linux's `IPC_PRIVATE`.
 pub const IPC_PRIVATE: i32 = 0;
 
-/// The minimum number of indices that are used in turn.
+/// The minimum number of indices through which new objects cycle. A large number delays the reuse
+/// of an index. Analogous to Linux's `ipc_min_cycle`.
 const CYCLE_MIN: u32 = 64;
 
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 128 };
 
-/// Only a hostile process can make a lookup wait so often.
+/// The maximum number of times that a lookup waits for the lock of the object kind. Only a hostile
+/// process can make a lookup wait so often.
 const WAITS_MAX: u32 = 1 << 10;
 
 // Words of a slot.
 const SEQ: usize = 0;
 /// [`LIVE`], [`IS_SECOND`], generation, mode.
 const STATE: usize = 1;
-/// The owner, unless `STATE` has [`IS_SECOND`].
+/// The owner, if [`IS_SECOND`] is not set in `STATE`.
 const OWNER: usize = 2;
 const CREATOR: usize = 3;
 const PAYLOAD: usize = 4;
 const CTIME: usize = 5;
 /// A word with the object's key, and the next slot in the hash chain of the key.
 const KEY: usize = 6;
-/// The owner, if `STATE` has [`IS_SECOND`].
+/// The owner, if [`IS_SECOND`] is set in `STATE`.
 const SECOND_OWNER: usize = 7;
 
 const LIVE: u64 = 1 << 63;
@@ -94,7 +97,7 @@ const STATE_SEQ_SHIFT: u32 = 16;
 const LOCK: usize = 0;
 const IN_USE: usize = 1;
 const NEXT_SEQ: usize = 2;
-/// The word with the index of the newest object, plus one.
+/// The index of the newest object, plus one. The search for a free index begins there.
 const NEXT_INDEX: usize = 4;
 /// The sum that a limit bounds: the semaphores of all sets, or the pages of all segments.
 const USED: usize = 5;
@@ -102,7 +105,7 @@ const USED: usize = 5;
 /// The bits of a word of the bitmap.
 const BITS: u32 = 64;
 
-/// Where the ids of a kind are in a region.
+/// The line numbers of the id table of one object kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdLayout {
     /// The line of the head.
@@ -130,8 +133,8 @@ impl IdLayout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) index: u32,
-    /// The words of the slot are kept whole. If their parts were stored one by one, a load of
-    /// several parts would stall the processor.
+    /// This field and those below are copies of whole words of the slot. If their halves were
+    /// stored one by one, a load of a whole word right afterwards would stall the processor.
     state: u64,
     owner: u64,
     creator: u64,
@@ -200,12 +203,13 @@ pub(crate) struct Kind {
     pub(crate) may_ctl: MayCtl,
 }
 
-/// Analogous to Linux's `struct ipc_ids`.
+/// The id table of one object kind: semaphore sets, queues or segments. Analogous to Linux's
+/// `struct ipc_ids`.
 #[derive(Clone, Copy)]
 pub(crate) struct Ids<'r> {
     pub(crate) shared: &'r Shared,
     pub(crate) kind: &'static Kind,
-    /// The task that uses the ids.
+    /// The task for which the locks are taken.
     pub(crate) owner: Owner,
 }
 
@@ -226,7 +230,8 @@ impl<'r> Ids<'r> {
         (self.kind.layout)(&self.shared.layout)
     }
 
-    /// If the last holder has died, `lock` first repairs the data.
+    /// Locks the object kind. If the last holder of the lock has died, first repairs the protected
+    /// data.
     pub(crate) fn lock(self) -> Result<IdsGuard<'r>, Errno> {
         let held = lock(self.shared, &self.head()[LOCK], self.owner, Wait::Long, || {
             recover::recover(self);
@@ -235,14 +240,16 @@ impl<'r> Ids<'r> {
         Ok(IdsGuard { ids: self, _held: held })
     }
 
-    /// Analogous to Linux's `ipc_obtain_object_check` and `ipc_checkid`.
+    /// Finds the object with this id, or returns `EINVAL`. Analogous to Linux's
+    /// `ipc_obtain_object_check` and `ipc_checkid`.
     #[inline]
     pub(crate) fn obtain_object_check(self, id: i32) -> Result<Object, Errno> {
         let object = self.obtain_object(id.cast_unsigned() & (SLOTS_MAX - 1))?;
         if object.id() == id { Ok(object) } else { Err(Errno::INVAL) }
     }
 
-    /// Analogous to Linux's `ipc_obtain_object`. Does not check the generation.
+    /// Finds the object in a slot, or returns `EINVAL`. Does not check the generation. Analogous to
+    /// Linux's `ipc_obtain_object`.
     #[inline]
     pub(crate) fn obtain_object(self, index: u32) -> Result<Object, Errno> {
         if index >= self.layout().slots {
@@ -284,7 +291,7 @@ impl<'r> Ids<'r> {
         slot(self.shared, self.layout(), index)
     }
 
-    /// The caller holds the lock of the object kind.
+    /// Returns the object in a slot, if there is one. The caller holds the lock of the object kind.
     pub(crate) fn live(self, index: u32) -> Option<Object> {
         let is_slot = index < self.layout().slots;
         is_slot.then(|| read(self.slot(index), index)).filter(Object::is_live)
@@ -341,16 +348,19 @@ fn slot(shared: &Shared, ids: IdLayout, index: u32) -> &Line {
     shared.region.line(ids.first_slot.wrapping_add(index))
 }
 
-/// A caller that holds the lock of one object uses this function, since a full lookup may wait for
-/// the lock of the object kind. That lock comes first in the lock order.
+/// Returns the payload of a slot (the word that says where the object is), if the slot has an
+/// object.
+///
+/// A caller that holds the lock of one object uses this function instead of a full lookup. A full
+/// lookup may wait for the lock of the object kind, which comes first in the lock order.
 pub(crate) fn payload(shared: &Shared, ids: IdLayout, index: u32) -> Option<u64> {
     let slot = slot(shared, ids, index);
     let payload = get(&slot[PAYLOAD]);
     (index < ids.slots && get(&slot[STATE]) & LIVE != 0).then_some(payload)
 }
 
-/// Recovery compares the state word with a recorded one to learn whether the `IPC_SET` of a dead
-/// task has changed the slot.
+/// Returns the state word of a slot. Recovery compares this word with a recorded one. If they
+/// differ, the `IPC_SET` of a dead task has changed the slot.
 pub(crate) fn state(shared: &Shared, ids: IdLayout, index: u32) -> u64 {
     get(&slot(shared, ids, index)[STATE])
 }
@@ -359,6 +369,8 @@ fn owner_word(state: u64) -> usize {
     if state & IS_SECOND == 0 { OWNER } else { SECOND_OWNER }
 }
 
+/// Returns the owner from the word `SECOND_OWNER`.
+///
 /// The attribute `cold` makes the compiler use a branch, which the processor predicts. Without a
 /// branch, the load of the owner would wait for the load of the state word.
 #[cold]
@@ -387,7 +399,7 @@ impl IdsGuard<'_> {
         object.filter(|object| object.id() == id).ok_or(Errno::INVAL)
     }
 
-    /// `key` must not be `IPC_PRIVATE`.
+    /// Finds the object with the key `key`, which must not be `IPC_PRIVATE`.
     pub(crate) fn find_key(&self, key: i32) -> Option<Object> {
         let mut next = low(get(self.ids.bucket(key)));
         for _ in 0..self.ids.layout().slots {
@@ -410,18 +422,19 @@ impl IdsGuard<'_> {
         self.ids.taken().next_back()
     }
 
-    /// Returns the sum that a limit of the kind bounds.
+    /// Returns the number of semaphores in all sets, or of pages in all segments. `Limits` bounds
+    /// it.
     pub(crate) fn used(&self) -> u64 {
         get(&self.ids.head()[USED])
     }
 
-    /// Sets the sum that a limit of the kind bounds.
+    /// Sets the number of semaphores in all sets, or of pages in all segments.
     pub(crate) fn set_used(&self, used: u64) {
         put(&self.ids.head()[USED], used);
     }
 
-    /// If there is no free slot or memory, frees the memory that removed objects still have, and
-    /// tries again.
+    /// Adds a new object, and returns its id. If there is no free slot or memory, frees the memory
+    /// that removed objects still have, and tries again. For `make` see [`IdsGuard::publish`].
     pub(crate) fn add(
         &self,
         perm: Perm,
@@ -435,6 +448,7 @@ impl IdsGuard<'_> {
         }
     }
 
+    /// Creates an object in a free slot, and returns its id. From then on, lookups find the object.
     /// Ignores the generation in `perm.seq`. Analogous to Linux's `ipc_addid`.
     ///
     /// `make` gets the index of the new object, and returns its payload: the word that says where
@@ -480,7 +494,8 @@ impl IdsGuard<'_> {
         Ok(read(slot, index).id())
     }
 
-    /// Analogous to Linux's `ipc_rmid`.
+    /// Removes an object from its slot, the hash table of keys and the bitmap. Analogous to Linux's
+    /// `ipc_rmid`.
     pub(crate) fn unpublish(&self, object: &Object) {
         self.ids.forget_slot(object.index);
         self.unlink(object);
@@ -489,7 +504,8 @@ impl IdsGuard<'_> {
         put(in_use, get(in_use).saturating_sub(1));
     }
 
-    /// Analogous to Linux's `ipc_update_perm`. Keeps the other bits of the mode.
+    /// Changes the owner and the nine permission bits of an object. Keeps the other bits of the
+    /// mode. Analogous to Linux's `ipc_update_perm`.
     pub(crate) fn update_perm(&self, object: &Object, uid: u32, gid: u32, mode: u16, ctime: u64) {
         let slot = self.ids.slot(object.index);
         let state = get(&slot[STATE]) & !0o777 ^ IS_SECOND | u64::from(mode & 0o777);
@@ -501,11 +517,10 @@ impl IdsGuard<'_> {
         put(&slot[CTIME], ctime);
     }
 
-    /// For an object that stays until its last user detaches. Analogous to Linux's
-    /// `ipc_set_key_private`.
+    /// Adds `flags` to an object's mode, and then removes the object's key. Used for an object that
+    /// stays until its last user detaches. Analogous to Linux's `ipc_set_key_private`.
     ///
-    /// `flags` are stored before the key is removed. If this task dies in between, recovery removes
-    /// the key ([`Ids::forget_key`]).
+    /// If this task dies between the two steps, recovery removes the key ([`Ids::forget_key`]).
     pub(crate) fn set_key_private(&self, object: &Object, flags: u16) {
         let slot = self.ids.slot(object.index);
         let _section = self.ids.closed(object.index).write();
@@ -545,7 +560,8 @@ impl IdsGuard<'_> {
         }
     }
 
-    /// Returns the next free index in turn.
+    /// Returns the next free index after that of the newest object. At the end of the range, the
+    /// search continues at index 0.
     fn free_index(&self, in_use: u32) -> Option<u32> {
         let slots = self.ids.layout().slots;
         let end = (in_use.saturating_mul(3) / 2).max(CYCLE_MIN).min(slots);
@@ -560,7 +576,7 @@ impl IdsGuard<'_> {
     }
 }
 
-/// The caller holds the object's lock.
+/// Sets the time of an object's last change. The caller holds the object's lock.
 pub(crate) fn touch_ctime(ids: Ids<'_>, index: u32, ctime: u64) {
     put(&ids.slot(index)[CTIME], ctime);
 }

@@ -4,10 +4,10 @@
 //! |---|---|---|
 //! | scratch | 1 | nothing; a line number out of range leads here |
 //! | header | 4 | the description of the namespace, see `file` |
-//! | ids of semaphore sets | about 1.1 per slot | head, indices in use, buckets of keys, slots |
+//! | ids of semaphore sets | about 1.1 per slot | head, indices in use, hash table of keys, slots |
 //! | sets | 1 per slot | lock, queues and undo list of the set in that slot |
 //! | tasks | 1 each | process, generation, see `task` |
-//! | ladder | 1 | times of calls that look for dead tasks, see `watch` |
+//! | ladder | 1 | the calls that look for dead tasks, see `watch` |
 //! | pools | | semaphores, undo records, wait nodes |
 //! | ids of message queues, queues | about 1.1 and 2 per slot | the same for queues; see `msg` |
 //! | ids of segments, segments | about 1.1 and 2 per slot | the same for shared memory; see `shm` |
@@ -40,8 +40,8 @@ pub(crate) const SEGMENT_LINES: u32 = 1;
 /// of the task and one bit for a flag.
 pub(crate) const TASKS_MAX: u32 = (1 << 21) - 1;
 
-/// The maximum number of lines of a pool. It keeps the line numbers of semaphores below 2^27: the
-/// word that says where a set is has 27 bits for such a number.
+/// The maximum number of lines of a pool. With this limit, line numbers of semaphores are below
+/// 2^27. So they fit into the payload of a set, which has 27 bits for a line number.
 const LINES_MAX: u32 = 1 << 26;
 
 /// The capacity of a namespace. Address space is reserved for the whole capacity, but memory is
@@ -66,8 +66,8 @@ pub struct Capacity {
     /// Semaphores, 64 bytes each.
     pub sems: u32,
     /// The memory for undo adjustments, in lines of 64 bytes. Each pair of a task and a set that
-    /// the task uses with `SEM_UNDO` takes one line, and one more line for each semaphore of the
-    /// set.
+    /// the task uses with `SEM_UNDO` takes one line. It takes one more line for each semaphore of
+    /// the set.
     pub undos: u32,
     /// The memory for calls that wait at semaphore sets, in lines of 64 bytes. A waiting semop(2)
     /// with one operation takes two lines. Calls at message queues have separate memory of the same
@@ -126,9 +126,10 @@ pub(crate) struct Layout {
     pub(crate) sets: u32,
     /// The first line of the tasks.
     pub(crate) tasks: u32,
-    /// How many lines those are.
+    /// The number of lines of the tasks.
     pub(crate) tasks_max: u32,
-    /// The line of the ladder, see `watch`.
+    /// The line of the ladder: the words by which waiting calls share the search for dead tasks
+    /// (`watch`).
     pub(crate) ladder: u32,
     pub(crate) sems: Pool,
     pub(crate) undos: Pool,

@@ -14,12 +14,13 @@
 //!   except for the differences in `docs/using/limits.md`. `tests/differential` compares them.
 //! - G.2: an operation on a set that another thread removes happens before the removal, or returns
 //!   `EIDRM`.
-//! - G.3: no call sees a part of another call's operations. No call comes between an operation and
-//!   the waiting calls that the operation completes.
+//! - G.3: no call sees only a part of another call's operations. If an operation completes waiting
+//!   calls, no other call takes effect between the operation and these waiting calls.
 //! - G.4: operations on different semaphores write to different cache lines, also with undo.
 //! - G.5: a process may be killed at any instruction. Each of its calls has then happened as a
 //!   whole or not at all. `GETVAL` and a call that would fail with `EAGAIN` first apply the dead
-//!   process's undo (`SEM_UNDO`). While a call waits, the watcher (`watch`) does so soon.
+//!   process's undo (`SEM_UNDO`). If a process dies while a call waits, the watcher (`watch`) soon
+//!   applies the undo of the dead process.
 //!
 //! # Layers: no module uses a module of a higher layer
 //! 1. Words and slots: the region's layout, locks, pools, ids, permissions, records of tasks.
@@ -31,8 +32,7 @@
 //! 1. The lock for cleaning up after one task (`REAPER` in `task_line`).
 //! 2. The lock of an object kind (`ids`): of all sets, of all queues, or of all segments.
 //! 3. The lock of one set or queue. No thread holds two of them.
-//! 4. The innermost locks: the lock of a memory pool, and the locks of a task's lists in the
-//!    private memory of its process.
+//! 4. The innermost locks: of a memory pool, and of a task's lists in its process's private memory.
 //!
 //! # Examples
 //! ```

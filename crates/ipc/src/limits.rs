@@ -68,7 +68,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns true if each limit fits its representation.
+    /// Returns true if the data structures of a namespace can hold objects as large as each limit
+    /// allows.
     pub(crate) fn are_possible(&self) -> bool {
         self.semmsl <= 32_767 && self.semopm <= 32_767 && self.msgmax <= MSGMAX_MAX
     }

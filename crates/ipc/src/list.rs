@@ -5,7 +5,7 @@
 //! member contains the numbers of its neighbours. 0 means no member. The object's lock protects
 //! these words.
 //!
-//! A damaged list gives wrong members, but no endless loop and no bad access: walks are bounded,
+//! A damaged list gives wrong members, but no endless loop and no bad access. Walks are bounded,
 //! and a number out of range leads to a line that no object uses (the scratch line).
 
 use corewalk_base::Region;
@@ -20,7 +20,8 @@ pub(crate) struct List<'s> {
     pub(crate) ends: &'s AtomicU64,
     /// Word with the links, in the first line of each member.
     pub(crate) links: usize,
-    /// Lines of the members' pool; bounds each walk.
+    /// The number of lines of the members' pool. A walk ends after this many members, even if the
+    /// list is damaged.
     pub(crate) max: u32,
 }
 
@@ -63,13 +64,14 @@ impl<'s> List<'s> {
         put(self.ends, pair(first, last));
     }
 
-    /// The old words of the list may be damaged.
+    /// Replaces all members of the list. The old words of the list may be damaged.
     pub(crate) fn set(&self, lines: impl IntoIterator<Item = u32>) {
         put(self.ends, 0);
         lines.into_iter().for_each(|line| self.push(line));
     }
 
-    /// During a walk over the list, the caller may unlink the member that was returned last.
+    /// Returns the members in order. During the walk, the caller may unlink the member that was
+    /// returned last.
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u32> + use<'s> {
         let some = |line: u32| Some(line).filter(|line| *line != 0);

@@ -24,8 +24,8 @@
 //! If the thread dies during the repair, the next thread repairs them. In a private namespace an
 //! owner cannot die alone, so these checks are omitted.
 //!
-//! A live owner may never release its lock, since its process was stopped or is hostile. In a
-//! shared namespace, a call therefore fails with `EIO` after one of two time limits:
+//! A stopped or hostile process may be alive and yet never release its lock. In a shared namespace,
+//! a call therefore fails with `EIO` after one of two time limits:
 //! - [`WAIT_MAX_NS`] for one owner. This limit starts anew with each owner and each unlock.
 //! - [`Wait::Long`] for all owners together, or [`Wait::Short`] for work that a later call can do.
 //!
@@ -51,14 +51,16 @@ pub(crate) const SLEEPERS: u64 = 1 << 31;
 /// next thread that takes the lock repairs them.
 const NOBODY: u64 = SLEEPERS - 1;
 
-/// These attempts take about as long as a typical critical section.
+/// The number of attempts to take the lock before the thread sleeps. These attempts take about as
+/// long as a typical critical section.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 100 };
 
-/// In nanoseconds. After its first sleep, a thread checks whether the owner of the lock is alive.
+/// The length of a thread's first sleep, in nanoseconds. After it, the thread checks whether the
+/// owner of the lock is alive.
 pub(crate) const BEAT_NS: u64 = if cfg!(corewalk_crash) { 100_000 } else { 2_000_000 };
 
-/// The maximum length of a sleep. Each sleep is twice as long as the previous one, since hundreds
-/// of waking threads would keep a preempted owner from a processor.
+/// The maximum length of a sleep. Each sleep is twice as long as the previous one. Otherwise,
+/// hundreds of waiting threads could wake so often that a preempted owner gets no processor.
 const BEAT_MAX_NS: u64 = 16 * BEAT_NS;
 
 /// The time for which a call waits for one live holder of a lock: 10 s, and 3 s in tests.
@@ -75,7 +77,8 @@ pub(crate) enum Wait {
     Short = 1_000_000_000,
 }
 
-/// The generation tells the task from earlier ones with its number.
+/// A task as the owner of a lock. The generation tells the task from earlier tasks with the same
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) index: u32,
@@ -88,8 +91,8 @@ pub(crate) struct Held<'s> {
     scope: Scope,
 }
 
-/// The thread sleeps at most for `wait`. If the last holder has died, `recover` repairs the
-/// protected data.
+/// Takes the lock `word` for `owner`. The thread sleeps at most for `wait`. If the last holder has
+/// died, `recover` repairs the protected data.
 #[inline]
 pub(crate) fn lock<'s>(
     shared: &'s Shared,
@@ -151,7 +154,8 @@ fn lock_slow(shared: &Shared, word: &AtomicU64, mine: u64, wait: Wait) -> Result
     }
 }
 
-/// An owner counts as gone if it has died, or if its process now runs another program.
+/// Returns true if the owner in the lock word `seen` is gone: it has died, or its process now runs
+/// another program.
 pub(crate) fn is_left(shared: &Shared, seen: u64) -> bool {
     let holder = low(seen) & (SLEEPERS - 1) as u32;
     seen != 0 && shared.is_over(holder.wrapping_sub(1), Some(high(seen)))
@@ -163,7 +167,7 @@ pub(crate) struct Patience<'s> {
     /// The value of the word at the last sleep. If the word still has this value at the deadline,
     /// the call fails with `EIO`.
     seen: Option<(u64, Deadline)>,
-    /// The end of all sleeps together.
+    /// The deadline of all sleeps together.
     end: Option<Deadline>,
     /// The length of the next sleep.
     beat_ns: u64,
@@ -174,8 +178,9 @@ impl<'s> Patience<'s> {
         Self { shared, wait, seen: None, end: None, beat_ns: BEAT_NS }
     }
 
-    /// In a shared namespace, the sleep also ends after a while. The function then returns true:
-    /// the caller must check whether the lock's owner is alive.
+    /// Sleeps while `word` has the value `seen`. In a shared namespace, the sleep also ends after a
+    /// while. The function then returns true, and the caller must check whether the lock's owner is
+    /// alive.
     pub(crate) fn sleep(&mut self, word: &AtomicU64, seen: u64) -> Result<bool, Errno> {
         if self.shared.scope == Scope::Private {
             futex::wait(word, low(seen), Deadline::NEVER, Scope::Private);
@@ -211,7 +216,7 @@ impl<'s> Patience<'s> {
 }
 
 impl Held<'_> {
-    /// The next holder then tries the repair again.
+    /// Releases the lock after a failed repair. The next holder tries the repair again.
     #[cold]
     fn give_up(self) {
         // ORDERING(ipc-lock): Release. See `lock`.

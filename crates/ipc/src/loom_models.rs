@@ -94,8 +94,8 @@ fn operation_beside_removal_reaches_its_own_set_or_none() {
     assert_all_reached(&remove_against(|task, id| task.semop(id, &[UP])));
 }
 
-/// Control (a variant with the bug must fail): the operation does not compare the set's tag, which
-/// tells the set from later sets in the same slot. Trap I10 in `traps.md`.
+/// Control (a variant with the bug must fail): the operation does not compare the set's tag. The
+/// tag tells the set from later sets in the same slot. Trap I10 in `traps.md`.
 #[test]
 #[should_panic(expected = "a stale operation reached the next set")]
 fn control_operation_without_the_tag_is_caught() {
@@ -173,9 +173,9 @@ fn several_against_single(add_both: fn(&Task, SemId)) -> [usize; 2] {
     })
 }
 
-/// Calls with one operation and calls with several must exclude each other by the words of the
-/// semaphores alone. (In Linux a mode of the whole set, `sem_array.use_global_lock`, decides, and
-/// could be stale.) Traps I4 and I9 in `traps.md`.
+/// A call with one operation and a call with several must exclude each other by the words of the
+/// semaphores alone. (In Linux, `sem_array.use_global_lock` decides which locks a call takes. A
+/// call could see an old value of it.) Traps I4 and I9 in `traps.md`.
 #[test]
 fn several_operations_beside_single_ones_appear_at_once() {
     assert_all_reached(&several_against_single(|task, id| {

@@ -20,7 +20,8 @@ use crate::shared::Shared;
 use crate::task_line::{forget_process, identity, task_line};
 use crate::{Capacity, Cred, GetFlags, IPC_PRIVATE, Limits, SemBuf, SemFlags, Task};
 
-/// Only in a namespace that is marked as shared do tasks clean up after dead tasks.
+/// Returns a small namespace that is marked as shared. Only in such a namespace do tasks clean up
+/// after dead tasks.
 fn shared() -> Arc<Shared> {
     let capacity = Capacity { sems: 1, undos: 2, tasks: 3, ..Capacity::LEAST };
     let layout = Layout::new(&capacity).unwrap();

@@ -32,10 +32,10 @@
 //!   most `msg_qbytes` messages.
 //! - A receiver without `MSG_NOERROR` whose buffer is too small gets `E2BIG`. The message goes to
 //!   the next receiver.
-//! - After `IPC_SET`, waiting receivers check permission again. So do those waiting senders whose
-//!   messages now fit.
+//! - After `IPC_SET`, waiting receivers and senders whose messages now fit check permission again.
 //! - A woken sender whose message does not fit waits again, as the last one.
-//! - `MSG_COPY` counts messages from zero, takes none and truncates none (`EINVAL`).
+//! - `MSG_COPY` selects a message by its position in the queue, from zero. The message stays in the
+//!   queue. It is never truncated: if the buffer is too small, the call fails.
 //!
 //! Source: Linux `ipc/msg.c` for the semantics; msgop(2), msgctl(2), msgget(2).
 

@@ -67,15 +67,15 @@ pub struct NamespaceOptions {
     /// in nanoseconds. With 0 it sleeps immediately. The default and the maximum are
     /// [`SPIN_NS_MAX`].
     ///
-    /// Programs with `SCHED_DEADLINE` threads should set this field to 0: each poll calls
+    /// Programs with `SCHED_DEADLINE` threads should set this field to 0. Each poll calls
     /// sched_yield(2), by which such a thread gives up the processor until its next period.
     ///
     /// A signal during the polling does not by itself end the wait with `EINTR`. A call of
     /// [`Task::interrupt`] does, and so does a call of [`Task::interrupt_own`] in the signal's
     /// handler.
     pub spin_ns_max: u64,
-    /// Whether [`Namespace::contention`] counts. If so, each wait for another call reads the clock
-    /// twice.
+    /// True if [`Namespace::contention`] counts the waits for locks. Each counted wait reads the
+    /// clock twice.
     pub is_contention_counted: bool,
 }
 
@@ -234,7 +234,7 @@ impl Namespace {
     /// # Errors
     ///
     /// - `EINVAL`: `pid` is out of range.
-    /// - `ENOMEM`: there is no room for another task. Dead tasks do not count.
+    /// - `ENOMEM`: all task records of the namespace are in use by live tasks.
     /// - `EXDEV`: the namespace is shared, and the process is in another pid namespace than the
     ///   file. Other processes could not tell whether such a process is alive.
     ///
@@ -345,8 +345,8 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// Returns `ENOMEM` if there is no room for another task, and `EIO` if a live process does not
-    /// release a lock for 10 s. Returns `EXDEV` as [`Namespace::register`] does.
+    /// Returns `ENOMEM` if all task records are in use by live tasks. Returns `EIO` if a live
+    /// process does not release a lock for 10 s. Returns `EXDEV` as [`Namespace::register`] does.
     ///
     /// # Examples
     ///

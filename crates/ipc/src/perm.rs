@@ -128,7 +128,7 @@ pub struct Perm {
 /// ```
 #[expect(unused_variables, reason = "a default allows all")]
 pub trait SecurityHook: Send + Sync {
-    /// Called by every permission check. `flag` contains the requested bits.
+    /// Permits or refuses an access, at every permission check. `flag` contains the requested bits.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before semop(2). `is_alter` is false if all operations wait for zero, and true
+    /// Permits or refuses a semop(2). `is_alter` is false if all operations wait for zero, and true
     /// otherwise.
     ///
     /// # Errors
@@ -147,7 +147,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before semctl(2), with the number of the command. There is no object for `IPC_INFO`.
+    /// Permits or refuses the semctl(2) command with the number `cmd`. `perm` is none for commands
+    /// without an object, such as `IPC_INFO`.
     ///
     /// # Errors
     ///
@@ -156,8 +157,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before msgsnd(2), and again each time a waiting sender checks its permission again.
-    /// Analogous to `security_msg_queue_msgsnd`.
+    /// Permits or refuses a msgsnd(2). Called again each time a waiting sender checks its
+    /// permission again. Analogous to `security_msg_queue_msgsnd`.
     ///
     /// # Errors
     ///
@@ -166,8 +167,9 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before msgrcv(2), and again each time a waiting receiver checks its permission again.
-    /// Linux calls `security_msg_queue_msgrcv` for each message that a receiver considers.
+    /// Permits or refuses a msgrcv(2). Called again each time a waiting receiver checks its
+    /// permission again. Linux calls `security_msg_queue_msgrcv` for each message that a receiver
+    /// considers.
     ///
     /// # Errors
     ///
@@ -176,7 +178,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before msgctl(2), with the number of the command. There is no object for `IPC_INFO`.
+    /// Permits or refuses the msgctl(2) command with the number `cmd`. `perm` is none for commands
+    /// without an object, such as `IPC_INFO`.
     ///
     /// # Errors
     ///
@@ -185,7 +188,7 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before shmat(2).
+    /// Permits or refuses a shmat(2).
     ///
     /// # Errors
     ///
@@ -194,7 +197,7 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before shmctl(2). `cmd` is the number of the command. `perm` is none for commands
+    /// Permits or refuses the shmctl(2) command with the number `cmd`. `perm` is none for commands
     /// without an object, such as `IPC_INFO`.
     ///
     /// # Errors
@@ -204,8 +207,8 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called when a `*get` call is about to return an existing object. `mode` contains the
-    /// permissions that the call requests.
+    /// Permits or refuses a `*get` call that is about to return an existing object. `mode` contains
+    /// the permissions that the call requests.
     ///
     /// # Errors
     ///
@@ -214,7 +217,7 @@ pub trait SecurityHook: Send + Sync {
         Ok(())
     }
 
-    /// Called before an object is created.
+    /// Permits or refuses the creation of an object.
     ///
     /// # Errors
     ///
@@ -233,7 +236,7 @@ thread_local! {
 /// The credentials of a task, readable without a lock.
 #[derive(Debug)]
 pub(crate) struct CredCell {
-    /// Identifies the cell, also after a move.
+    /// Identifies the cell. An address would not do, since the cell can be moved.
     number: u64,
     /// Whether any thread has set credentials for itself. Relaxed accesses are enough: a thread
     /// with its own credentials has stored `true` itself. Another thread may read either value,
@@ -304,7 +307,8 @@ impl CredCell {
         found.ok().flatten()
     }
 
-    /// Takes no lock, and writes no shared memory.
+    /// Returns a copy of the credentials that apply to the calling thread. Takes no lock, and
+    /// writes no shared memory.
     pub(crate) fn whole(&self) -> Cred {
         self.of_own(Cred::clone).unwrap_or_else(|| self.whole.read(&rcu::read_lock()).clone())
     }
@@ -325,7 +329,8 @@ impl CredCell {
         self.of_own(|own| own.caps).unwrap_or_else(caps) & cap != 0
     }
 
-    /// Does not call the security hook.
+    /// Returns true if the permission bits or `CAP_IPC_OWNER` grant the access. Does not call the
+    /// security hook.
     #[inline]
     pub(crate) fn may(&self, [owner, creator]: [u64; 2], mode: u16, flag: u32) -> bool {
         let requested = (flag >> 6) | (flag >> 3) | flag;

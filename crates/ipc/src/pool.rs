@@ -15,9 +15,9 @@
 //!
 //! # The truth
 //! The header of a range (a run of cache lines) contains the range's size, whether it is used, and
-//! its user: a task, or the slot of an object. If a task dies with the pool's lock held,
-//! [`Pool::rebuild`] rebuilds the free lists by a walk over all headers. The cleanup after a dead
-//! task finds its ranges by such a walk, too ([`Pool::used`]).
+//! its user. The user is a task, or the slot of an object. If a task dies with the pool's lock
+//! held, [`Pool::rebuild`] rebuilds the free lists by a walk over all headers. The cleanup after a
+//! dead task finds its ranges by such a walk, too ([`Pool::used`]).
 //!
 //! | bits of a header | field |
 //! |---|---|
@@ -58,7 +58,7 @@ const NEXT_FRESH: usize = 1;
 const GIVEN: usize = 2;
 /// How often ranges were joined.
 const JOINS: usize = 3;
-/// Memory is reserved for this many lines of the pool.
+/// The number of lines for which the pool has reserved memory.
 const RESERVED: usize = 4;
 const HEADER: usize = 6;
 const NEXT_FREE: usize = 7;
@@ -70,10 +70,10 @@ const CLASS_MASK: u64 = 0xff;
 const USED: u64 = 1 << 8;
 const WHOSE_SHIFT: u32 = 32;
 
-/// Where a pool lies in a region.
+/// The lines of a pool in a region, and the rule by which it joins free ranges.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pool {
-    /// The first line of the head.
+    /// The first line of the pool's head: its lock and its free lists.
     pub(crate) head: u32,
     /// The first line to hand out.
     pub(crate) first: u32,
@@ -86,11 +86,11 @@ pub(crate) struct Pool {
 pub(crate) enum Joins {
     /// Ranges keep their sizes.
     Never,
-    /// Joined lines are not zeroed. A semaphore's line must keep the tag (version number) of its
-    /// last set, since the next set needs a newer tag. Freed lines of undo records are already
-    /// zero.
+    /// Free ranges are joined, and the joined lines are not zeroed. A semaphore's line must keep
+    /// the tag (version number) of its last set, since the next set needs a newer tag. Freed lines
+    /// of undo records are already zero.
     Keeping,
-    /// Free ranges are joined only if 1/256 of the pool's lines were freed since the last join. The
+    /// Free ranges are joined if 1/256 of the pool's lines were freed since the last join. The
     /// first line of each new range is zeroed, since it may contain old text of a message.
     Clearing,
 }
@@ -112,7 +112,7 @@ impl Pool {
         Ok(line)
     }
 
-    /// If the pool's lock cannot be taken, the range is lost.
+    /// Frees the range at `line`. If the pool's lock cannot be taken, the range is lost.
     pub(crate) fn free(&self, shared: &Shared, line: u32, owner: Owner) {
         let region = &shared.region;
         if let Ok(_held) = self.lock(shared, owner) {
@@ -142,7 +142,7 @@ impl Pool {
         header.store(next, Ordering::Release);
     }
 
-    /// Returns none if the range is free.
+    /// Returns the user of the range at `line`, or none if the range is free.
     pub(crate) fn whose(&self, region: &Region, line: u32) -> Option<u32> {
         self.header(region, line).filter(|header| header.is_used()).map(Header::whose)
     }
@@ -152,7 +152,8 @@ impl Pool {
         self.header(region, line).map_or(1, |header| 1 << header.class())
     }
 
-    /// In a pool that joins free ranges, use [`Pool::collect_used`] instead.
+    /// Returns the first line and the user of each used range. In a pool that joins free ranges,
+    /// use [`Pool::collect_used`] instead.
     pub(crate) fn used<'r>(
         &self,
         region: &'r Region,
@@ -161,7 +162,7 @@ impl Pool {
         used.map(|(line, header)| (line, header.whose()))
     }
 
-    /// The caller holds the pool's lock.
+    /// Rebuilds the free lists from the headers of the ranges. The caller holds the pool's lock.
     pub(crate) fn rebuild(&self, region: &Region) {
         (0..CLASSES).for_each(|class| put(self.list(region, class), 0));
         let mut end = self.first;
@@ -175,7 +176,8 @@ impl Pool {
         self.note_joins(region);
     }
 
-    /// If the last holder of the lock has died, rebuilds the free lists first.
+    /// Takes the pool's lock. If the last holder of the lock has died, first rebuilds the free
+    /// lists.
     pub(crate) fn lock<'s>(&self, shared: &'s Shared, owner: Owner) -> Result<Held<'s>, Errno> {
         lock(shared, &shared.region.line(self.head)[LOCK], owner, Wait::Long, || {
             self.rebuild(&shared.region);
@@ -183,7 +185,8 @@ impl Pool {
         })
     }
 
-    /// Without the pool's lock, a range that is just being made may be missing.
+    /// Returns the first line and the header of each range. Without the pool's lock, a range that
+    /// is just being made may be missing.
     fn ranges<'r>(&self, region: &'r Region) -> impl Iterator<Item = (u32, Header)> + use<'r> {
         let pool = *self;
         let at = move |line| Some((line, pool.header(region, line)?));
@@ -191,7 +194,7 @@ impl Pool {
         std::iter::successors(at(pool.first), next)
     }
 
-    /// Returns none if the line was never the first of a range.
+    /// Returns the header of a range, or none if the line was never the first of a range.
     fn header(&self, region: &Region, line: u32) -> Option<Header> {
         let at = line.checked_sub(self.first).filter(|at| *at < self.lines)?;
         // ORDERING(ipc-pool): Acquire. `give_back` frees a range with Release. Without this order,
@@ -203,8 +206,8 @@ impl Pool {
         (is_class && at + (1 << header.class()) <= self.lines).then_some(header)
     }
 
-    /// If there is no free range, makes one from cache lines that were never used. The caller holds
-    /// the pool's lock.
+    /// Takes a range of the size class `wanted`: a free one, or one of cache lines that were never
+    /// used, or a larger free one. The caller holds the pool's lock.
     fn take(&self, region: &Region, wanted: u32, whose: u32) -> Option<u32> {
         let reused = |class| {
             let line = self.pop(region, class)?;
@@ -234,6 +237,7 @@ impl Pool {
         Some(line)
     }
 
+    /// Reserves memory for the first `count` lines of the pool. Returns none if no memory is left.
     /// The caller holds the pool's lock.
     fn reserve(&self, region: &Region, count: u64) -> Option<()> {
         let word = &region.line(self.head)[RESERVED];
@@ -253,7 +257,8 @@ impl Pool {
         Some(())
     }
 
-    /// Returns false if no memory is left. The caller holds the pool's lock.
+    /// Reserves memory for `lines` if they have none yet. Returns false if no memory is left. The
+    /// caller holds the pool's lock.
     fn ensure(&self, region: &Region, lines: Range<u32>) -> bool {
         let done = get(&region.line(self.head)[RESERVED]);
         u64::from(lines.end - self.first) <= done || region.reserve(lines).is_ok()

@@ -18,8 +18,8 @@
 //! # Programs
 //!
 //! execve(2) keeps the pid and the start time, but ends all threads of the old program. The *image*
-//! tells one program of a process from the next: it is the address at which the program's stack
-//! begins (field 28), which the kernel chooses at random. The image has two limits:
+//! tells one program of a process from the next. It is the address at which the program's stack
+//! begins (field 28). The kernel chooses this address at random. The image has two limits:
 //! - Without randomization, two programs with equal arguments and environments have the same image.
 //! - The kernel shows an image of 0 if the reader lacks permission. Then the program is unknown.
 //!
@@ -49,7 +49,7 @@ pub(crate) struct Identity(pub(crate) u64);
 pub(crate) enum Look {
     /// Check only by pidfd_open(2). This check does not detect a reused pid.
     Quick,
-    /// Also by its start time in `/proc`.
+    /// Also compare the start time of the process with `/proc`, to detect a reused pid.
     Close,
 }
 
@@ -57,7 +57,7 @@ impl Identity {
     /// The identity that all tasks of a private namespace have.
     pub(crate) const PRIVATE: Self = Self(IS_SET);
 
-    /// `start` is the start time of the process, in clock ticks after boot.
+    /// Returns the identity of a process. `start` is its start time, in clock ticks after boot.
     pub(crate) fn new(pid: u32, start: u64) -> Self {
         let pid = u64::from(pid) & ((1 << PID_BITS) - 1);
         Self(IS_SET | (start & START_MASK) << PID_BITS | pid)
@@ -71,7 +71,7 @@ impl Identity {
         self.0 >> PID_BITS & START_MASK
     }
 
-    /// Also true if the word was damaged and is no identity.
+    /// Returns true if the process has ended, or if the word was damaged and is no identity.
     pub(crate) fn is_gone(self, look: Look) -> bool {
         if self == Self::PRIVATE {
             return false;
@@ -116,7 +116,7 @@ impl Program {
     }
 }
 
-/// Returns 0 if `/proc` does not show the namespace.
+/// Returns the inode number of the pid namespace of this process, or 0 if `/proc` does not show it.
 pub(crate) fn pid_namespace() -> u64 {
     rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino)
 }
@@ -134,8 +134,8 @@ pub(crate) fn has_other_image(identity: Identity, image: u64) -> bool {
     stat(identity.pid()).is_some_and(is_other)
 }
 
-/// A zombie counts as ended. If pidfd_open(2) fails, kill(2) tells whether the process exists, and
-/// a zombie then counts as alive.
+/// Returns true if the process with this pid has ended. A zombie counts as ended. If pidfd_open(2)
+/// fails, kill(2) tells whether the process exists, and a zombie then counts as alive.
 fn has_ended(pid: u32) -> bool {
     let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return true };
     // The descriptor becomes readable when the last thread has ended.
@@ -146,7 +146,7 @@ fn has_ended(pid: u32) -> bool {
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
 
-/// The state of a process, of its `/proc/PID/stat`.
+/// The state of a process, read from its `/proc/PID/stat`.
 pub(crate) struct Stat {
     pub(crate) start: u64,
     /// The address at which the program's stack began, or 0 if it is unknown.
@@ -158,8 +158,8 @@ pub(crate) fn stat(pid: u32) -> Option<Stat> {
     parse(&read_small(&format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// This function makes its system calls directly: the functions of a preloaded library, such as
-/// that of fakeroot(1), might call the namespace again.
+/// Reads a small file. This function makes its system calls directly: the functions of a preloaded
+/// library, such as that of fakeroot(1), might call the namespace again.
 pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = [0; SMALL_BYTES];
@@ -172,8 +172,8 @@ pub(crate) fn read_small(path: &str) -> Result<String, Errno> {
     }
 }
 
-/// In `/proc/PID/stat`, the program's name may contain any character. So fields are counted from
-/// the last closing parenthesis.
+/// Reads the fields of `/proc/PID/stat`. The program's name may contain any character, so fields
+/// are counted from the last closing parenthesis.
 fn parse(line: &str) -> Option<Stat> {
     let (_, fields) = line.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_ascii_whitespace().collect();

@@ -5,7 +5,7 @@
 //! (`sem::recover`).
 //!
 //! All other traces of a dead task are removed by *reaping* the task. Reaping does what the end of
-//! a live task does: it applies the `SEM_UNDO` adjustments, removes the waiting calls from their
+//! a live task does. It applies the `SEM_UNDO` adjustments, removes the waiting calls from their
 //! queues, and frees the task's record.
 //!
 //! # When a dead task is reaped
@@ -50,8 +50,8 @@ use crate::shared::Shared;
 use crate::shm;
 use crate::task_line::{Absent, IMAGE, REAPER, STATE, identity, task_line};
 
-/// Reaping (the cleanup after a dead task) may complete calls of other dead tasks, which are then
-/// reaped too. The caller holds no lock.
+/// Reaps (cleans up after) task number `index` if it is dead. This may complete calls of other dead
+/// tasks, which are then reaped too. The caller holds no lock.
 ///
 /// Returns true if the task was dead. If a forked child still uses the segments of the task, the
 /// task's record stays in use (`shm::reap`).
@@ -62,8 +62,8 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, index: u32) -> Result<bool, Er
     Ok(is_reaped)
 }
 
-/// Returns the tasks whose calls the cleanup has completed and that may have died. The caller must
-/// reap them.
+/// Reaps task number `index` if it is dead. Returns true if it was dead, and the tasks whose calls
+/// the cleanup has completed and that may have died. The caller must reap these tasks.
 fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent), Errno> {
     let line = task_line(shared, index);
     let is_other = index < shared.layout.tasks_max && index != owner.index;
@@ -71,7 +71,7 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
         return Ok((false, Absent::new()));
     }
     let _reaper = lock(shared, &line[REAPER], owner, Wait::Long, || Ok(()))?;
-    // Check again under the lock `REAPER`: another thread may have reaped (cleaned up after) the
+    // Check again under the lock `REAPER`. Another thread may have reaped (cleaned up after) the
     // task, and the record may belong to a live task by now.
     let state = identity(line);
     if state.0 == 0 || !state.is_gone(Look::Close) {
@@ -80,7 +80,8 @@ fn reap_one(shared: &Shared, owner: Owner, index: u32) -> Result<(bool, Absent),
     reap_line(shared, owner, index, state)
 }
 
-/// Also reaps dead tasks whose calls the reaping completes. The caller holds no lock.
+/// Reaps the dead ones of the tasks `absent`, and dead tasks whose calls this completes. The caller
+/// holds no lock.
 pub(crate) fn reap_absent(shared: &Shared, owner: Owner, mut absent: Absent) {
     // Each task is reaped (cleaned up after) at most once. So the number of tasks bounds the loop,
     // even if shared memory is damaged.
@@ -129,8 +130,8 @@ fn with_reaper<T>(
     Ok(done)
 }
 
-/// The caller holds the record's lock `REAPER`. If another process takes over the record meanwhile,
-/// the record stays in use.
+/// Cleans up after a dead task, and frees its record. If another process takes over the record
+/// meanwhile, the record stays in use. The caller holds the record's lock `REAPER`.
 pub(crate) fn reap_line(
     shared: &Shared,
     owner: Owner,
@@ -159,8 +160,8 @@ pub(crate) fn end_former(shared: &Shared, owner: Owner) -> Result<bool, Errno> {
     with_reaper(shared, owner, owner.index, end)
 }
 
-/// The record of the task is not freed. The returned flag is false if attaches of the task must
-/// stay, because a forked child uses the segments.
+/// Cleans up after a dead task, but does not free its record. The returned flag is false if
+/// attaches of the task must stay, because a forked child uses the segments.
 fn end_all(
     shared: &Shared,
     owner: Owner,
@@ -183,7 +184,8 @@ fn end_all(
     Ok((is_whole, absent))
 }
 
-/// Returns the number of reaped tasks, without those whose segments a forked child still uses.
+/// Reaps all dead tasks. Returns their number, without those whose segments a forked child still
+/// uses.
 pub(crate) fn reap_all(shared: &Shared, owner: Owner) -> Result<usize, Errno> {
     let mut count = 0;
     for index in 0..shared.layout.tasks_max {
@@ -207,7 +209,7 @@ pub(crate) fn with_room<T>(
     }
 }
 
-/// Returns true if there were any dead tasks.
+/// Reaps all dead tasks, to free their memory. Returns true if there were any.
 #[cold]
 pub(crate) fn makes_room(shared: &Shared, owner: Owner) -> bool {
     // If a live task does not release a lock, return false. The caller's call then fails with

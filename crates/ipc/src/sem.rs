@@ -3,14 +3,14 @@
 //! | module | has |
 //! |---|---|
 //! | `word` | the word of a semaphore: value, waiting calls, frozen, dead, tag, pid |
-//! | `set` | the place of a set, and the data that its lock protects |
+//! | `set` | where a set is in the region, and the data that its lock protects |
 //! | `op` | semop: one compare-exchange if possible, otherwise the set's lock |
 //! | `several` | several operations without the set's lock, if no call waits |
 //! | `txn` | changes of several semaphores as one |
 //! | `node` | a waiting call |
 //! | `queue` | the order in which waiting calls are completed |
 //! | `undo` | the adjustments of tasks |
-//! | `log` | the record of an operation, for the death of its task |
+//! | `log` | the record of an operation, which recovery uses if the task dies |
 //! | `freeze` | freezing words under the lock, and the freezes of dead tasks |
 //! | `recover` | the set's lock, and repair after the death of its holder |
 //! | `reap` | cleanup of the freezes, waiting calls and undo records of a dead task |

@@ -1,5 +1,5 @@
-//! The data of a namespace that all tasks of a process share: the mapped memory, the limits, the
-//! security hook, and the source of segment memory.
+//! The data of a namespace that all tasks of a process share. It consists of the mapped memory, the
+//! limits, the security hook, and the source of segment memory.
 
 use corewalk_base::Region;
 use corewalk_base::futex::Scope;
@@ -19,7 +19,8 @@ pub(crate) struct Shared {
     pub(crate) hook: Option<Box<dyn SecurityHook>>,
     pub(crate) backing: Box<dyn Backing>,
     pub(crate) scope: Scope,
-    /// In nanoseconds. With 0 a waiting call does not poll.
+    /// The time for which a waiting call polls before it sleeps, in nanoseconds. With 0 it does not
+    /// poll.
     pub(crate) spin_ns: u64,
     pub(crate) contention: Counts,
 }

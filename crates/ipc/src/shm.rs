@@ -17,13 +17,14 @@
 //! attaches. `shm_nattch` is the sum of these numbers. `Task::fork` copies the attaches of the
 //! parent to the child. A task that ends detaches all its segments.
 //!
-//! A killed task leaves its records. So some calls first clean up after killed tasks: those that
+//! A killed task leaves its records. So some calls first clean up after killed tasks. These calls
 //! return the number of attaches, remove a segment, or attach a segment marked for removal.
 //!
 //! # Removal
-//! `IPC_RMID` of an attached segment removes its key and marks it `SHM_DEST`. Its id stays valid
-//! until the last detach, which removes the segment. With the limit `is_shm_rmid_forced`, the last
-//! detach removes any segment, and the end of the creator removes a segment without attaches.
+//! `IPC_RMID` of an attached segment removes the segment's key and marks the segment `SHM_DEST`.
+//! The segment's id stays valid until the last detach, which removes the segment. With the option
+//! `is_shm_rmid_forced`, the last detach removes any segment. A segment that no task has attached
+//! is then removed at the end of its creator.
 //!
 //! # Locks
 //!

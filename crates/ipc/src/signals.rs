@@ -29,19 +29,20 @@ thread_local! {
     static WAIT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Called by a signal handler. Returns the wait node of the interrupted call, or 0 if no call was
-/// waiting.
+/// Notes that a signal handler runs. Returns the wait node of the interrupted call, or 0 if no call
+/// was waiting.
 pub(crate) fn arrived() -> u32 {
     SIGNALS.set(SIGNALS.get().wrapping_add(1));
     WAIT.get()
 }
 
-/// Changes when a signal handler of this thread calls `arrived`.
+/// Returns the number of calls of `arrived` by signal handlers of this thread. A change of the
+/// number shows that a handler has run.
 pub(crate) fn count() -> u64 {
     SIGNALS.get()
 }
 
-/// Returns the node recorded before, or 0 for none.
+/// Records `node` as the wait node of this thread. Returns the node recorded before, or 0 for none.
 ///
 /// In a loom model, this function does nothing: the threads of a model would share `WAIT`.
 pub(crate) fn wait_with(node: u32) -> u32 {

@@ -1,9 +1,9 @@
 //! Decides whether a call that has to wait polls for a moment before it sleeps.
 //!
 //! A sleep and a wake-up cost two system calls, and more if the processor has become idle
-//! meanwhile: 1.4 to 28 us in all (table `wakeup` of `corewalk-lab`). If the awaited event comes
-//! sooner than that, polling costs less than sleeping. If the event comes later, or another program
-//! needs the processor, the polling is wasted.
+//! meanwhile. In all they cost 1.4 to 28 us (table `wakeup` of `corewalk-lab`). If the awaited
+//! event comes sooner than that, polling costs less than sleeping. If the event comes later, or
+//! another program needs the processor, the polling is wasted.
 //!
 //! A thread that has polled in vain does not poll in its next [`REST_MIN`] waits. Each further
 //! futile poll doubles this number.
@@ -23,7 +23,7 @@
 use corewalk_base::primitives::IS_MODEL;
 use std::cell::Cell;
 
-/// After one futile poll, this many waits of the thread skip polling.
+/// The number of waits of a thread without a poll after its first futile poll.
 const REST_MIN: u32 = 64;
 const REST_MAX: u32 = 1 << 16;
 
@@ -36,13 +36,14 @@ pub(crate) enum Spin {
 }
 
 thread_local! {
-    /// For each kind of poll: how many of the next waits must sleep without a poll, and how many
-    /// the last futile poll has made do so.
+    /// Two numbers for each kind of poll. The first one is how many of the next waits must sleep
+    /// without a poll. The second one is how many waits the last futile poll has suppressed.
     static HISTORIES: Cell<[(u32, u32); 3]> = const { Cell::new([(0, 0); 3]) };
 }
 
 impl Spin {
-    /// In a loom model the result is always true.
+    /// Returns true if a call that has to wait should poll first. In a loom model the result is
+    /// always true.
     pub(crate) fn is_worth_it(self) -> bool {
         let mut histories = HISTORIES.get();
         let (rest, _) = &mut histories[self as usize];

@@ -46,7 +46,8 @@ pub(crate) fn load(word: &AtomicU64) -> u64 {
     word.load(Ordering::Acquire)
 }
 
-/// True if the call has no outcome, and was asked neither to give up nor to check its queue again.
+/// Returns true if the call just waits. Such a call has no outcome, and no task has asked it to
+/// give up or to check its queue again.
 pub(crate) fn is_waiting(word: &AtomicU64) -> bool {
     load(word) as u32 & !(AWAKE as u32) == 0
 }

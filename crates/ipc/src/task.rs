@@ -40,7 +40,7 @@ use crate::waiting::Waiting;
 /// The number of records after its own that a new task checks for dead tasks.
 const REAPED_BESIDE: u32 = 2;
 
-/// The number of task records in which a process looks, after execve(2), for the tasks of its
+/// The number of task records that a process searches, after execve(2), for the tasks of its
 /// previous program.
 const FORMER_WITHIN: usize = 64;
 
@@ -110,7 +110,8 @@ impl Task {
         Ok(Self { shared, owner, pid, cred, undos, waiting, shm, former, kept_message, home: None })
     }
 
-    /// The calls of the old tasks have ended with the old program:
+    /// Takes over the tasks of the program that the process ran before execve(2). The calls of
+    /// these old tasks have ended with the old program:
     /// - The undo adjustments of the old tasks stay until the new task ends.
     /// - The records of the old tasks get a new generation, so their locks count as locks of dead
     ///   tasks.
@@ -146,8 +147,8 @@ impl Task {
 
     /// Changes the credentials of the task, like setuid(2) and related calls.
     ///
-    /// A concurrent call may see the old or the new effective ids, the old or the new capabilities,
-    /// and the old or the new groups, in any combination.
+    /// A concurrent call may see the old or the new effective ids, capabilities and groups, in any
+    /// combination.
     ///
     /// # Examples
     ///
@@ -246,8 +247,9 @@ impl Task {
         }
     }
 
-    /// Returns `None` if the call already has an outcome, or if another task owns the node. A
-    /// killed child of vfork(2) may have left its node in the list of waiting calls.
+    /// Marks a waiting call as interrupted, and returns the status word on which its thread may
+    /// sleep. Returns `None` if the call already has an outcome, or if another task owns the node.
+    /// A killed child of vfork(2) may have left its node in the list of waiting calls.
     fn ask_to_end(&self, node: u32) -> Option<&AtomicU64> {
         let status = &self.shared.region.line(node)[STATUS];
         if !self.is_own(node) || !is_interruptible(status) {
@@ -266,13 +268,13 @@ impl Task {
         owners.contains(&Some(self.owner.index))
     }
 
-    /// Only the nodes that could not be removed from their queues.
+    /// Returns the wait nodes that could not be removed from their queues.
     pub(crate) fn kept_waits(&self, pool: &Pool) -> Vec<u32> {
         let (region, own) = (&self.shared.region, Some(self.owner.index));
         self.waiting.collect(|node| pool.whose(region, node) == own)
     }
 
-    /// Sets a fork guard: a word by which a call finds out that it runs in a forked child, where
+    /// Sets a fork guard: a word by which a call finds out that it runs in a forked child. There
     /// the task is only a copy.
     ///
     /// The caller keeps this word, `home`. In the task's own process, `home` must contain the value
@@ -353,7 +355,8 @@ impl Task {
         signals::wait_with(node)
     }
 
-    /// False in a forked copy, whose wait belongs to the parent.
+    /// Records that this thread does not wait with `node` any more, and restores the outer wait
+    /// `outer`. Returns false in a forked copy, whose wait belongs to the parent.
     #[must_use]
     pub(crate) fn end_wait(&self, node: u32, outer: u32) -> bool {
         signals::wait_with(outer);
@@ -382,6 +385,8 @@ impl Task {
     }
 }
 
+/// Returns all indices of task records, in the order in which a process with this pid tries them.
+///
 /// The first index depends only on the pid. So a process finds the records of its earlier tasks
 /// again, and processes that were started one after another try neighbouring records.
 fn lines_for(shared: &Shared, pid: u32) -> impl Iterator<Item = u32> + use<> {

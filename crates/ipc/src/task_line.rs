@@ -35,11 +35,12 @@ pub(crate) const IMAGE: usize = 4;
 /// The header word that has the last generation.
 pub(crate) const LAST_GENERATION: usize = 7;
 
-/// Another task has completed a waiting call of each of these tasks, and found the task neither
-/// asleep nor polling. So it may have died.
+/// Tasks that may have died: another task has completed a waiting call of each, and has found the
+/// task neither asleep nor polling.
 pub(crate) type Absent = SmallVec<[u32; 4]>;
 
-/// If `index` is out of range, returns line 0, which is the record of no task.
+/// Returns the record of task number `index`. If `index` is out of range, returns line 0, which is
+/// the record of no task.
 pub(crate) fn task_line(shared: &Shared, index: u32) -> &Line {
     let index = if index < shared.layout.tasks_max { shared.layout.tasks + index } else { 0 };
     shared.region.line(index)
@@ -63,7 +64,8 @@ impl Shared {
         self.is_dead(index, generation) || self.scope == Scope::Shared && has_other_image()
     }
 
-    /// `look` says whether `/proc` is read to detect a reused pid.
+    /// Returns true if the process of the task has ended. `look` says whether `/proc` is read to
+    /// detect a reused pid.
     pub(crate) fn is_gone(&self, index: u32, look: Look) -> bool {
         self.scope == Scope::Shared && identity(task_line(self, index)).is_gone(look)
     }

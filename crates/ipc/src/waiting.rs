@@ -69,7 +69,8 @@ impl Waiting {
         }
     }
 
-    /// After `leave` has returned, no other thread uses the node.
+    /// Removes the node of a call from the list. After `leave` has returned, no other thread uses
+    /// the node.
     pub(crate) fn leave(&self, node: u32) {
         let is_left = |slot: &AtomicU32| {
             // ORDERING: Relaxed. Only this thread removes the wait node from its slot, so the value
@@ -99,16 +100,16 @@ impl Waiting {
         found
     }
 
-    /// The first slot depends on `node`, so that calls of several threads try different slots
-    /// first.
+    /// Returns all slots of the list, in the order in which a call with this node tries them. The
+    /// first one depends on `node`, so that calls of several threads try different slots first.
     fn slots_from(&self, node: u32) -> impl Iterator<Item = &AtomicU32> {
         let first = node as usize / 2;
         (0..SLOTS).map(move |step| &self.slots[first.wrapping_add(step) % SLOTS])
     }
 }
 
-/// Waits while another thread uses the wait node. Returns false if the slot does not contain the
-/// node.
+/// Replaces `node` in a slot by `next`. First waits while another thread uses the wait node.
+/// Returns false if the slot does not contain the node.
 fn exchange(slot: &AtomicU32, node: u32, next: u32) -> bool {
     loop {
         // ORDERING(ipc-waiting): Acquire. `enter` and `collect` store the slot with Release.
@@ -142,7 +143,7 @@ mod tests {
         let (gone, left): (Vec<u32>, Vec<u32>) = all.into_iter().partition(|node| node % 3 == 0);
         gone.iter().for_each(|node| waiting.leave(*node));
         assert_eq!(nodes(&waiting), left);
-        // To remove a missing node changes nothing.
+        // The removal of a node that is not in the list must change nothing.
         waiting.leave(gone[0]);
         assert_eq!(nodes(&waiting), left);
     }

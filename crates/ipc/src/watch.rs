@@ -8,32 +8,31 @@
 //! The namespace has a ladder of [`RUNGS`] words, the rungs. A waiting call can hold a rung. The
 //! rung then contains the time at which the call last took it.
 //!
-//! Each waiting call sleeps for a span of time, its *turn*: [`TURN_NS`] on the lowest rung (word of
-//! the ladder), and twice as long on each higher rung. A call without a rung sleeps twice as long
-//! as on the highest rung.
+//! Each waiting call sleeps for a span of time, its *turn*: [`TURN_NS`] on the lowest rung, and
+//! twice as long on each higher rung. A call without a rung sleeps twice as long as on the highest
+//! rung.
 //!
-//! After its turn, a call takes a rung (word of the ladder) again: its own, or a lower one whose
-//! holder is late. A holder is late if it has not taken its rung again within 1.25 turns.
+//! After its turn, a call takes a rung again: its own, or a lower one whose holder is late. A
+//! holder is late if it has not taken its rung again within 1.25 turns.
 //!
-//! The watcher is the waiting call that holds the lowest rung (word of the ladder). If the watcher
-//! dies or its call ends, the time in that rung gets old. The call on the next rung then takes the
-//! lowest rung when it wakes up. If all holders of rungs are killed, the next call that wakes up
-//! becomes the watcher.
+//! The watcher is the waiting call that holds the lowest rung. If the watcher dies or its call
+//! ends, the time in that rung gets old. The call on the next rung then takes the lowest rung when
+//! it wakes up. If all holders of rungs are killed, the next call that wakes up becomes the
+//! watcher.
 //!
-//! All waiting calls of a namespace together wake up fewer than 20 times a second. A call without a
-//! rung (word of the ladder) wakes up once in 12.8 s. A call takes a rung only after it has waited
-//! for 100 ms.
+//! The holders of rungs together wake up fewer than 20 times a second. Each call without a rung
+//! wakes up once in 12.8 s. A call takes a rung only after it has waited for 100 ms.
 //!
 //! # The look
 //! [`look`] makes all checks that each waiting call would otherwise have to make for itself:
 //! - It wakes calls that were completed by a process that died before it woke them.
 //! - It repairs a set or queue at which a call waits and whose lock a dead task holds.
 //! - It completes the removal of such an object if a dead task has begun it.
-//! - It reaps (cleans up after) dead tasks that had a completed call, or that have undo adjustments
-//!   for a set at which a call waits.
+//! - It reaps (cleans up after) dead tasks that had a completed call, or have undo adjustments for
+//!   a set at which a call waits.
 //!
 //! # Locks
-//! The caller of [`look`] holds no lock. A wrong time in a rung (word of the ladder) only delays a
+//! The caller of [`look`] holds no lock. A wrong time in a rung only delays a
 //! check or adds one.
 //!
 //! Source: none. The watcher's role (the search for dead tasks) is a lease (Gray, Cheriton, 1989).
@@ -61,10 +60,10 @@ const MS_NS: u64 = 1_000_000;
 /// to detect reused pids.
 const CLOSE_LOOK_MS: u64 = 1000;
 
-/// The place of a waiting call on the ladder.
+/// The turns of a waiting call, and the rung of the ladder that the call holds.
 pub(crate) struct Turn {
     rung: usize,
-    /// The time that this call last stored in its rung (word of the ladder). The call holds the
+    /// The time that this call last stored in its rung. The call holds the
     /// rung as long as the word contains this time.
     since_ms: u64,
 }
@@ -74,8 +73,8 @@ impl Turn {
         Self { rung: 0, since_ms: u64::MAX }
     }
 
-    /// The sleep ends after the call's turn or at `deadline`, whichever is earlier. In a private
-    /// namespace it ends at `deadline`.
+    /// Returns the time at which the call's sleep must end: after its turn or at `deadline`,
+    /// whichever is earlier. In a private namespace the sleep ends at `deadline`.
     pub(crate) fn end(&self, scope: Scope, deadline: Deadline) -> Deadline {
         match scope {
             Scope::Private => deadline,
@@ -86,7 +85,7 @@ impl Turn {
         }
     }
 
-    /// Returns true if the caller now holds the lowest rung (word of the ladder). It is then the
+    /// Returns true if the caller now holds the lowest rung. It is then the
     /// watcher, and must call [`look`].
     #[cold]
     pub(crate) fn is_watcher(&mut self, shared: &Shared) -> bool {
@@ -178,12 +177,12 @@ mod tests {
         let (mut watcher, mut next) = (Turn::first(), Turn::first());
         assert!(watcher.is_watcher(shared) && watcher.is_watcher(shared));
         assert!(!next.is_watcher(shared), "the watcher is in time");
-        // Overwrite the time that the watcher has stored in its rung (word of the ladder). With 0,
+        // Overwrite the time that the watcher has stored in its rung. With 0,
         // and with a time in the future, the watcher must count as late, so that another call
         // becomes the watcher.
         for wrong in [0, u64::MAX] {
             let now_ms = || futex::now().monotonic_ns / MS_NS;
-            // `next` will store the current time in the rung (word of the ladder). If `watcher` has
+            // `next` will store the current time in the rung. If `watcher` has
             // stored the same time there, `watcher` would still believe that it holds the rung. So
             // wait until the time has changed.
             while now_ms() <= watcher.since_ms {

@@ -122,7 +122,8 @@ const CASES: [Case; 9] = [
     },
 ];
 
-/// Leaked, so that its memory stays valid during the recording.
+/// The tasks and sets of the test. The value is leaked, so that its memory stays valid during the
+/// recording.
 struct System {
     tasks: [Task; 2],
     ids: [SemId; 2],

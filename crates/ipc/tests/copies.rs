@@ -23,8 +23,8 @@ use std::time::Duration;
 const OWN: u32 = 1;
 const OTHER: u32 = 2;
 
-/// The waiting call must return `EINTR`, as in a forked child, and its entry must stay in the wait
-/// queue.
+/// Ends a waiting call as in a forked child: the call must return `EINTR`, and its entry must stay
+/// in the wait queue.
 fn end_in_a_child(task: &Task, home: &AtomicU32, call: impl FnOnce(&Task) -> Errno + Send) {
     thread::scope(|scope| {
         let waits = scope.spawn(|| call(task));

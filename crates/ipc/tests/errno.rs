@@ -113,7 +113,7 @@ fn adjustment_out_of_range_is_erange() {
     for _round in 0..2 {
         task.semop(id, &[far]).unwrap();
         task.semop(id, &[SemBuf::new(0, -32_767, SemFlags::empty())]).unwrap();
-        // The lowest adjustment that fits is -32,768.
+        // An undo adjustment is at least -32,768.
         assert_eq!(task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]), Ok(()));
         assert_eq!(task.semop(id, &[SemBuf::new(0, 2, SemFlags::UNDO)]), Err(Errno::RANGE));
         task.sem_setval(id, 0, 0).unwrap();
@@ -144,7 +144,7 @@ fn wait_ends_with_eidrm_eintr_eagain() {
         assert_eq!(interrupted, Err(Errno::INTR));
         assert_eq!(wait_then(sops, short, &|| ()), Err(Errno::AGAIN));
         assert_eq!(task.sem_getncnt(id, 0), Ok(0), "an ended call is still counted");
-        // These changes find no waiting call.
+        // No call waits any more, so these changes must complete none.
         task.semop(id, &[UP]).unwrap();
         task.semop(id, &[DOWN]).unwrap();
     }
@@ -171,7 +171,8 @@ fn signal_ends_a_wait_with_eintr() {
         // call ends.
         while !waits.is_finished() {
             if task.waiting() != 0 {
-                // An earlier signal may have ended the thread.
+                // The thread may have ended already, by an earlier signal. Then it does not exist
+                // any more.
                 let sent = sysv::send_usr1(std::process::id(), number);
                 let is_over = sent == Err(Errno::SRCH.raw_os_error());
                 assert!(sent.is_ok() || is_over, "{sent:?}");

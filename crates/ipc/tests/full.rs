@@ -14,7 +14,8 @@ use corewalk_ipc::{
 };
 use corewalk_testkit::require::{Need, skip};
 
-/// Set only in the new process, in which the test runs.
+/// The environment variable with the folder of the small file system. It is set only in the new
+/// process in which the test runs.
 const FOLDER: &str = "COREWALK_TEST_FULL";
 
 const SCRIPT: &str = r#"
@@ -24,7 +25,8 @@ shift 2
 exec "$@"
 "#;
 
-/// Without a small file system, runs the test in a new process that has one, and returns none.
+/// Returns the folder of the small file system. If there is none, runs the test in a new process
+/// that has one, and returns none.
 fn small(test: &str, size: &str) -> Option<PathBuf> {
     if let Some(folder) = env::var_os(FOLDER) {
         return Some(folder.into());

@@ -8,8 +8,8 @@
 //! Another test changes a copy of a namespace's file, including its header and its length, and
 //! opens it. Either the open must fail, or the calls in the namespace must return.
 //!
-//! `COREWALK_IPC_MUTATIONS` sets how many changes are made to the files of namespaces. The default
-//! is 50,000. The test of changed copies opens one copy per 32 of these changes.
+//! `COREWALK_IPC_MUTATIONS` sets how many changes the tests make. The default is 50,000. Some tests
+//! make only a part of them.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::Ordering;
@@ -30,14 +30,14 @@ use std::time::{Duration, Instant};
 const BATCH: u64 = 64;
 const BATCHES: u64 = 16;
 
-/// The time limit for a call. An overwritten word may look like a lock of a living task, for which
-/// a call waits 10 s. A call may wait for two such locks. The rest is a margin for a slow machine.
+/// The time limit for a call. An overwritten word may look like a lock that a living task holds. A
+/// call waits 10 s for such a lock, and may wait for two. The rest is a margin for a slow machine.
 const CALL_MAX: Duration = Duration::from_secs(45);
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// The pid of all tasks. It is larger than any task number: a random change may copy it into a word
-/// for a task number, and that word must name no living task.
+/// The pid of all tasks. A random change may copy the pid into a word for a task number. So the pid
+/// is larger than any task number, and then the word names no living task.
 const PID: u32 = 3_000_000;
 
 struct Victim {
@@ -126,7 +126,8 @@ impl Victim {
         });
     }
 
-    /// The header is left as it is, since only the opening of a namespace reads it.
+    /// Changes a random word of the region. The header is left as it is, since only the opening of
+    /// a namespace reads it.
     fn mutate(&self, rng: &mut Rng) {
         let line = rng.range(5..u64::from(self.region.lines())) as u32;
         let word = &self.region.line(line)[rng.index(8)];
@@ -154,7 +155,7 @@ impl Victim {
         }
     }
 
-    /// Ignores the result, since any result is allowed in damaged memory.
+    /// Makes a random call, and ignores its result: in damaged memory, any result is allowed.
     fn call_others(&self, rng: &mut Rng) {
         let task = if rng.chance(1, 2) { &self.task } else { &self.others[rng.index(2)] };
         let id = *rng.pick(&self.ids);
@@ -286,11 +287,11 @@ fn overwrite(make: fn() -> Victim, call: fn(&Victim, &mut Rng), part: u64) {
 
 type Kind = (Capacity, fn(&Victim, &mut Rng));
 
-/// The header, and the unused line before it.
+/// The number of lines at the start of the file: the unused first line, and the header.
 const HEADER_LINES: u64 = 5;
 
-/// Half of the changes are in the header. A change may also truncate or extend the file, or zero a
-/// page.
+/// Changes the bytes of a file at random. Half of the changes are in the header. A change may also
+/// truncate or extend the file, or zero a page.
 fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     for _ in 0..rng.range(1..5) {
         let words = bytes.len() as u64 / 8;
@@ -349,7 +350,7 @@ enum Opened {
     Namespace,
     NotANamespace,
     Damaged,
-    /// The open may fail for another reason, such as another format version, boot or pid namespace.
+    /// The open fails for another reason, such as another format version, boot or pid namespace.
     Otherwise,
 }
 
@@ -385,7 +386,8 @@ fn file_that_was_changed_is_refused_or_its_calls_return() {
     assert_eq!(whole, Opened::Namespace, "control: the unchanged file");
 }
 
-/// An edit has 16 bytes: the index of a word, the kind of change, and its argument.
+/// Changes the bytes of a file as `edits` says. An edit has 16 bytes: the index of a word, the kind
+/// of change, and its argument.
 fn edit(bytes: &mut Vec<u8>, edits: &[u8]) {
     for &[a, b, c, d, how, _, _, _, ref number @ ..] in edits.as_chunks::<16>().0.iter().take(64) {
         let (words, place) = (bytes.len() / 8, u32::from_le_bytes([a, b, c, d]) as usize);

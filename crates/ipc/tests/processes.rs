@@ -65,8 +65,8 @@ fn processes_share_ids_values_and_waits() {
         let id = task.semget(KEY, 3, GetFlags::empty(), 0).unwrap();
         for _ in 0..ROUNDS {
             task.semop(id, &[SemBuf::new(0, -1, SemFlags::UNDO)]).unwrap();
-            // The increment takes two calls, so only semaphore 0, the lock, keeps the other
-            // processes out.
+            // The increment takes two calls. Only semaphore 0, which is used as a lock, keeps other
+            // processes from changing the value in between.
             let seen = task.sem_getval(id, 1).unwrap();
             task.sem_setval(id, 1, seen + 1).unwrap();
             task.semop(id, &[SemBuf::new(0, 1, SemFlags::UNDO)]).unwrap();

@@ -114,7 +114,7 @@ impl Scene {
 
 type Call = fn(&Task, ShmId) -> Result<(), Errno>;
 
-/// Each call looks up a segment before it takes the lock of all segments.
+/// The calls under test. Each looks up a segment before it takes the lock of all segments.
 const CALLS: [(&str, Call); 6] = [
     ("shmat", |task, id| {
         task.shmat(id, 0, ShmFlags::empty()).map(|mapping| mapping.attached_at(0x10000))

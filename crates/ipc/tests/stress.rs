@@ -91,7 +91,7 @@ fn tokens_that_are_moved_are_conserved() {
     let maker = task(&namespace, 9);
     let id = maker.semget(IPC_PRIVATE, i32::from(SEMS), GetFlags::empty(), 0o600).unwrap();
     maker.sem_setall(id, &[4; SEMS as usize]).unwrap();
-    // The tasks must live until the test has summed up the values: the undo at their end clamps
+    // The tasks must live until the test has summed up the values. The undo at their end clamps
     // negative values to 0, which would change the sum.
     let tasks = [task(&namespace, 1), task(&namespace, 2)];
     let moved = race::run(2, Seed::choose(), |mut racer| {
@@ -154,24 +154,25 @@ fn undo_of_tasks_that_end_is_exact() {
     assert_eq!(maker.sem_getall(id).unwrap(), [1000, 1000]);
 }
 
-/// The remover waits for this event before it removes a set, so that all outcomes occur.
+/// The event for which the thread `remover` waits before it removes a set. The sets take turns, so
+/// that all outcomes occur.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaited {
-    /// The user has carried out an operation.
+    /// The thread `user` has carried out an operation.
     Done,
-    /// The user waits in a call, which the removal then ends.
+    /// The thread `user` waits in a call, which the removal then ends.
     Waits,
-    /// Nothing: the removal races with the operations.
+    /// No event: the removal races with the operations.
     Nothing,
 }
 
 const AWAITED: [Awaited; 3] = [Awaited::Done, Awaited::Waits, Awaited::Nothing];
 
-/// The remover publishes one word for each set: its id in the low 32 bits, and an index into
-/// [`AWAITED`] above.
+/// `remover` publishes one word for each set: its id in the low 32 bits, and an index into
+/// [`AWAITED`] in the high 32 bits.
 const AWAITED_SHIFT: u32 = 32;
 
-/// The outcomes of the user's calls.
+/// The number of calls of the thread `user` with each outcome.
 #[derive(Default)]
 struct Outcomes {
     done: AtomicU64,
@@ -210,7 +211,7 @@ fn sets_that_are_removed_under_operations_end_them() {
             let id = remover.semget(IPC_PRIVATE, 2, GetFlags::empty(), 0o600).unwrap();
             assert_eq!(remover.sem_getall(id).unwrap(), [0, 0], "a new set is not zero");
             let done = get(&outcomes.done);
-            // ORDERING: Relaxed. Any id will do.
+            // ORDERING: Relaxed. `user` may read the id of any of the sets.
             current.store(id.raw() as u64 | (at as u64) << AWAITED_SHIFT, Ordering::Relaxed);
             for _ in 0..1 + racer.rng.below(30) {
                 remover.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
@@ -241,13 +242,13 @@ fn sets_that_are_removed_under_operations_end_them() {
 
 fn use_sets(user: &Task, current: &AtomicU64, outcomes: &Outcomes, rng: &mut Rng) {
     loop {
-        // ORDERING: Relaxed. Any id will do.
+        // ORDERING: Relaxed. This thread may read the id of any of the sets.
         let seen = current.load(Ordering::Relaxed);
         if seen == u64::MAX {
             return;
         }
         let undo = if rng.below(2) == 0 { SemFlags::UNDO } else { SemFlags::empty() };
-        // The remover adds to semaphore 0 alone.
+        // `remover` adds units to semaphore 0 only, so an operation on it can succeed.
         let is_given = AWAITED[(seen >> AWAITED_SHIFT) as usize] == Awaited::Done;
         let num = if is_given { 0 } else { rng.below(2) as u16 };
         let (id, one) = (SemId::from_raw(seen as u32 as i32), SemBuf::new(num, -1, undo));

@@ -34,7 +34,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Spinning would make system calls that the test counts.
+/// Registers a task that does not poll before it sleeps. Polling would make system calls that the
+/// test counts.
 fn task(path: &Path) -> Task {
     let capacity = Capacity {
         sets: 4,

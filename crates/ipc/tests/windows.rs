@@ -88,7 +88,7 @@ fn scene() -> (Window, Task, Task) {
 
 type Call<I> = fn(&Task, I) -> Result<(), Errno>;
 
-/// Each call looks up a semaphore set before it reads or changes the set.
+/// The calls under test. Each looks up a semaphore set before it reads or changes the set.
 const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("semop", |task, id| task.semop(id, &[SemBuf::new(0, -1, SemFlags::NOWAIT)])),
     ("semop with undo", |task, id| {
@@ -110,7 +110,7 @@ const SEM_CALLS: [(&str, Call<SemId>); 11] = [
     ("SETALL", |task, id| task.sem_setall(id, &[7, 7])),
 ];
 
-/// Each call looks up a queue before it takes the lock of the queue.
+/// The calls under test. Each looks up a queue before it takes the lock of the queue.
 const MSG_CALLS: [(&str, Call<MsgId>); 5] = [
     ("msgsnd", |task, id| task.msgsnd(id, 1, b"lost", NOWAIT)),
     ("msgrcv", |task, id| task.msgrcv(id, &mut [0; 8], 0, NOWAIT).map(drop)),

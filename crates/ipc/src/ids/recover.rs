@@ -9,7 +9,8 @@
 use super::{BITS, IN_USE, IPC_PRIVATE, Ids, IdsGuard, KEY, STATE, USED};
 use crate::field::{get, low, pair, put};
 
-/// The caller has taken over the lock from a dead task.
+/// Repairs the ids of an object kind. The caller has taken over the lock of the kind from a dead
+/// task.
 ///
 /// If a live process still uses a removed object, a later call frees the rest of the object's
 /// memory.
@@ -46,12 +47,13 @@ pub(super) fn recover(ids: Ids<'_>) {
 }
 
 impl IdsGuard<'_> {
-    /// No new object may get the slot before all memory of the removed object is free.
+    /// Marks a slot as used. So no new object gets the slot before all memory of the removed object
+    /// is free.
     pub(crate) fn keep_slot(&self, index: u32) {
         self.ids.set_bit(index, true);
     }
 
-    /// Returns true if a slot has become free.
+    /// Frees the memory that removed objects still have. Returns true if a slot has become free.
     #[cold]
     pub(crate) fn end_left(&self) -> bool {
         self.ids.taken().filter(|index| self.end_left_at(*index)).count() != 0
@@ -69,14 +71,14 @@ impl IdsGuard<'_> {
 }
 
 impl Ids<'_> {
-    /// Leaves the object in the hash table of keys. Only recovery calls this function, and rebuilds
-    /// that table afterwards.
+    /// Removes the key of an object from its slot, but leaves the object in the hash table of keys.
+    /// Only recovery calls this function, and rebuilds that table afterwards.
     pub(crate) fn forget_key(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[KEY], pair(IPC_PRIVATE.cast_unsigned(), 0));
     }
 
-    /// Leaves the hash table of keys and the bitmap unchanged.
+    /// Marks a slot as empty. Leaves the hash table of keys and the bitmap unchanged.
     pub(crate) fn forget_slot(self, index: u32) {
         let _section = self.closed(index).write();
         put(&self.slot(index)[STATE], 0);

@@ -24,7 +24,7 @@ use crate::{
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// The stores of a call, at most.
+/// The maximum number of stores of one call. A test fails if its call makes more stores.
 const STORES_MAX: u64 = 1000;
 
 struct World {
@@ -201,8 +201,8 @@ fn audit(world: &World, at: &str) {
     }
 }
 
-/// Another task still has the id of a removed queue in the same slot. The new queue must exist as a
-/// whole, or not at all.
+/// A task is killed while it creates a queue in the slot of a removed queue. The new queue must
+/// exist as a whole, or not at all. The id of the removed queue must stay invalid.
 #[test]
 fn crash_of_a_new_queue_leaves_all_of_it_or_nothing() {
     let mut seen = [0; 2];

@@ -24,7 +24,8 @@ pub const MSG_INFO: i32 = 12;
 /// As `MSG_STAT`, without a permission check.
 pub const MSG_STAT_ANY: i32 = 13;
 
-/// The answer to `MSG_INFO`, without the limits.
+/// The totals of all queues that `MSG_INFO` returns. `MSG_INFO` also returns limits, which are not
+/// here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsgTotals {
     /// The number of queues.
@@ -33,7 +34,7 @@ pub struct MsgTotals {
     pub messages: u64,
     /// The bytes of these messages.
     pub bytes: u64,
-    /// The highest index in use, or 0.
+    /// The highest index in use, or 0 if there is no queue.
     pub index_max: u32,
 }
 
@@ -134,8 +135,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Returns `EACCES` if the caller has no read permission, `EIDRM` if the queue was removed
-    /// during the call, and `EINVAL` if there is no such queue.
+    /// Returns `EACCES` if the caller has no read permission. Returns `EIDRM` if the queue was
+    /// removed during the call, and `EINVAL` if there is no such queue.
     ///
     /// # Examples
     ///
@@ -158,7 +159,7 @@ impl Task {
         self.msg_stat_by(By::Id, msqid.raw(), IPC_STAT)
     }
 
-    /// Like [`Task::msg_stat`], for the queue at an index of the id table: `MSG_STAT`. The answer
+    /// Like [`Task::msg_stat`], for the queue at an index of the id table: `MSG_STAT`. The result
     /// contains the id of the queue.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! Tests that calls which wait at a queue end, even if they cannot acquire the queue's lock, or if
-//! a hostile process has overwritten the queue.
+//! Tests of the end of calls that wait at a queue. The calls must end even if they cannot acquire
+//! the queue's lock, or if a hostile process has overwritten the queue.
 
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_testkit::race::Watchdog;

@@ -69,7 +69,7 @@ impl Filter {
         [u64::from(self.msgflg.bits().cast_unsigned()), self.msgtyp.cast_unsigned()]
     }
 
-    /// Returns the filter of two words.
+    /// Returns the filter that [`Filter::to_words`] has stored in two words.
     pub(super) fn from_words([msgflg, msgtyp]: [u64; 2]) -> Self {
         let msgflg = MsgFlags::from_bits_retain((msgflg as u32).cast_signed());
         Self { msgtyp: msgtyp.cast_signed(), msgflg }

@@ -2,9 +2,9 @@
 //!
 //! # A receiver that has died
 //!
-//! A sender passes its message on without a check whether the receiver is alive, since the check
-//! would take several system calls under the queue's lock (trap X6 in `traps.md`). Then the sender
-//! wakes the receiver:
+//! A sender passes its message on without a check whether the receiver is alive. The check would
+//! take several system calls under the queue's lock (trap X6 in `traps.md`). After it has passed
+//! the message, the sender wakes the receiver:
 //! - If the wake-up finds a sleeping thread, the receiver is alive.
 //! - Otherwise the receiver has died, or is about to sleep and takes the message within a few
 //!   instructions. So the sender polls the message for some microseconds. If the receiver does not
@@ -31,7 +31,8 @@ use crate::shared::Shared;
 use crate::status::STATUS;
 use crate::task_line::Absent;
 
-/// After it has passed a message to a receiver, the sender polls the message for some microseconds.
+/// The number of times that a sender polls a message that it has passed to a receiver. These polls
+/// take some microseconds.
 const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 
 /// The receivers to which a send has given an outcome.
@@ -40,7 +41,7 @@ const LOOKS: u32 = if IS_MODEL { 1 } else { 200 };
 pub(super) struct Sent {
     /// The receivers whose buffers were too small.
     failed: Wakes,
-    /// If none, the caller must queue the message.
+    /// The receiver that got the message. If none, the caller must queue the message.
     pub(super) handed: Option<Handed>,
 }
 
@@ -55,7 +56,8 @@ pub(super) struct Handed {
 }
 
 impl Sent {
-    /// Returns the task that got the message if it may have died. The caller holds no lock.
+    /// Wakes the receivers. If the message went to a receiver that may have died, returns the task
+    /// of this receiver. The caller holds no lock.
     pub(super) fn wake(self, shared: &Shared) -> Absent {
         node::wake(shared, &self.failed);
         let Some(handed) = self.handed else { return Absent::new() };
@@ -79,6 +81,9 @@ impl Handed {
     }
 }
 
+/// Passes a message to the first waiting receiver whose filter takes it. If there is no such
+/// receiver, the caller must queue the message.
+///
 /// The message keeps its ticket (its number in the order of arrival). If the receiver dies, the
 /// ticket puts the message back before all messages that were sent later.
 ///

@@ -15,7 +15,7 @@ use super::message::{LINE_BYTES, Message};
 use crate::recover;
 use crate::task::Task;
 
-/// All tasks together keep at most 1/`KEPT_SHARE` of the lines.
+/// The part of the memory pool that all tasks together may keep: 1/`KEPT_SHARE` of the lines.
 const KEPT_SHARE: u32 = 4;
 
 impl<'s> Message<'s> {
@@ -41,8 +41,8 @@ impl<'s> Message<'s> {
         Ok(message)
     }
 
-    /// A task that keeps no memory keeps that of a small message, for the next message that it
-    /// sends. Otherwise the memory is freed.
+    /// Frees a received message, or keeps its memory for the next message that the task sends. The
+    /// task keeps the memory if the message is small and the task keeps no other memory.
     ///
     /// The kept memory stays marked as a private message of the task, so that the cleanup after a
     /// dead task frees it.
@@ -74,7 +74,7 @@ fn take_kept(task: &Task) -> Option<u32> {
     (line != 0 && whose == Some(task.owner.index)).then_some(line)
 }
 
-/// Frees the lines that a task keeps, at its end.
+/// When a task ends, frees the memory of the message that the task keeps.
 pub(crate) fn exit_msg(task: &Task) {
     if let Some(line) = take_kept(task) {
         task.shared.layout.msgs.free(&task.shared, line, task.owner);

@@ -44,7 +44,8 @@ fn blind_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// This wrong variant does not check that the queue is still the one that the lookup found.
+/// A wrong variant of msgsnd(2): it does not check that the queue is still the one that the lookup
+/// found.
 fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let object = task.msg_ids().obtain_object_check(id.raw())?;
     let queue = Queue::new(&task.shared, &object);
@@ -54,8 +55,8 @@ fn stale_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// This wrong variant tells the receiver that there is a message before it stores the state that
-/// delivers the message.
+/// A wrong variant of msgsnd(2): it stores the outcome in the receiver's wait node before it
+/// stores the state `Delivered` in the message.
 fn hasty_send(task: &Task, id: MsgId) -> Result<(), Errno> {
     let message = Message::alloc(task, 1, b"")?;
     let guard = queue(task, id).lock(task.owner)?;

@@ -51,7 +51,7 @@ const NODE_SHIFT: u32 = 37;
 /// The state of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Truth {
-    /// The message belongs to the task in the pool's header.
+    /// The message belongs to one task, which the pool's header of the message names.
     Private,
     /// It is in this queue.
     Queued(QueueName),
@@ -89,7 +89,8 @@ pub(super) struct Message<'s> {
 }
 
 impl<'s> Message<'s> {
-    /// The caller has allocated enough cache lines for the text.
+    /// Writes the type, the size and the text of a message. The caller has allocated enough cache
+    /// lines for the text.
     #[inline]
     pub(super) fn fill(&self, mtype: i64, text: &[u8]) {
         // ORDERING(ipc-joins): Release fence. `collect_used` walks over the pool without a lock,
@@ -123,7 +124,8 @@ impl<'s> Message<'s> {
         get(&self.first()[TYPE]).cast_signed()
     }
 
-    /// At most [`MSGMAX_MAX`], even if the shared memory is damaged.
+    /// Returns the length of the text in bytes. It is at most [`MSGMAX_MAX`], even if the shared
+    /// memory is damaged.
     #[inline]
     pub(super) fn size(&self) -> usize {
         get(&self.first()[SIZE]).min(u64::from(MSGMAX_MAX)) as usize

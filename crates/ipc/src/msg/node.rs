@@ -4,8 +4,8 @@
 //! A wait node consists of two cache lines of a memory pool. The waiting task sleeps on the node's
 //! first word, the status. Two kinds of access are forbidden:
 //! - After a wake-up the task reads only the status, since the queue may have been removed.
-//! - A task that has stored an outcome in the status must not access the node any more, since the
-//!   waiting task may have freed it (trap I13 in `traps.md`).
+//! - A task that has stored an outcome in the status must not access the node any more. The waiting
+//!   task may have freed the node (trap I13 in `traps.md`).
 //!
 //! | status | meaning |
 //! |---|---|
@@ -42,11 +42,11 @@ const FILTER: [usize; 2] = [0, 1];
 
 const CALLED: u64 = 1 << 1;
 
-/// Set in every node in use, above role and queue.
+/// A bit of the word `WHOSE` that is set in every node in use. So `WHOSE` is 0 only in a free node.
 const IS_NODE: u64 = 1 << 62;
 const ROLE_SHIFT: u32 = 40;
 
-/// The caller must wake the tasks of these wait nodes after it has released the queue's lock.
+/// The wait nodes of tasks that the caller must wake after it has released the queue's lock.
 pub(super) type Wakes = SmallVec<[u32; 4]>;
 
 /// The role of a waiting call.
@@ -62,7 +62,7 @@ pub(super) enum Status {
     Waits,
     Called,
     Interrupted,
-    /// For a receiver, the number is its message's first line.
+    /// The call has its outcome. For a receiver, `Ok` contains the first line of its message.
     Done(Result<u32, Errno>),
 }
 
@@ -74,7 +74,8 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// The caller holds the queue's lock.
+    /// Allocates a wait node for a call of the caller's task, but does not add it to a list. The
+    /// caller holds the queue's lock.
     pub(super) fn alloc(
         guard: &QueueGuard<'s>,
         role: Role,
@@ -104,12 +105,12 @@ impl<'s> Node<'s> {
         self.shared.layout.msg_waits.free(self.shared, self.line, owner);
     }
 
-    /// The caller has removed the node from its list.
+    /// Marks the node as not waiting. The caller has removed the node from its list.
     pub(super) fn forget(&self) {
         put(&self.first()[WHOSE], 0);
     }
 
-    /// Returns `None` if the wait node is not in use.
+    /// Returns the role and the queue of the node's call, or `None` if the node is not in use.
     pub(super) fn whose(&self) -> Option<(Role, QueueName)> {
         // ORDERING(ipc-truth): Acquire. See `alloc`.
         let word = self.first()[WHOSE].load(Ordering::Acquire);
@@ -118,7 +119,8 @@ impl<'s> Node<'s> {
         roles.find(|role| whose(*role, name) == word).map(|role| (role, name))
     }
 
-    /// Returns `None` if the call does not wait any more.
+    /// Returns the role and the queue of the node's call, or `None` if the call does not wait any
+    /// more.
     pub(super) fn waits_as(&self) -> Option<(Role, QueueName)> {
         self.whose().filter(|_| !matches!(self.status(), Status::Done(_)))
     }
@@ -163,8 +165,9 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// The task goes to sleep by futex(2) if the low half of its status equals this value. The bits
-    /// that end a sleep (`DONE`, `INTERRUPTED`, `CALLED`) are cleared in it.
+    /// Returns the value that futex(2) compares with the low half of the status. The task sleeps
+    /// only if the two are equal. In this value, the bits that end a sleep (`DONE`, `INTERRUPTED`,
+    /// `CALLED`) are cleared.
     ///
     /// Other bits of the status, which only damage of shared memory can set, do not prevent the
     /// sleep.
@@ -172,7 +175,8 @@ impl<'s> Node<'s> {
         low(get(self.word()) & !(DONE | INTERRUPTED | CALLED))
     }
 
-    /// The caller has removed the wait node from its list, and must not access the node afterwards.
+    /// Stores the outcome of the waiting call in the node. The caller has removed the wait node
+    /// from its list, and must not access the node afterwards.
     pub(super) fn tell(&self, outcome: Result<u32, Errno>) {
         let status = match outcome {
             Ok(line) => status::done(0) | pair(0, line),
@@ -204,14 +208,15 @@ impl<'s> Node<'s> {
         }
     }
 
-    /// Returns true if the caller must wake the task. The caller holds the queue's lock.
+    /// Tells the waiting call to check its queue again. Returns true if the caller must wake the
+    /// task. The caller holds the queue's lock.
     pub(super) fn call(&self) -> bool {
         // ORDERING(ipc-status): AcqRel, as in `leave`. The change is one atomic step: a load and a
         // later store could erase a bit `INTERRUPTED` that a signal handler sets in between.
         self.word().fetch_or(CALLED, Ordering::AcqRel) & CALLED == 0
     }
 
-    /// The waiting task checks the queue now.
+    /// Clears the bit `CALLED`, since the waiting task checks its queue now.
     pub(super) fn answer_call(&self) {
         // ORDERING(ipc-status): AcqRel. As in `call`.
         self.word().fetch_and(!CALLED, Ordering::AcqRel);

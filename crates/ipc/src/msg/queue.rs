@@ -58,7 +58,7 @@ const TAG_MASK: u32 = (1 << 20) - 1;
 
 const LINKS: usize = 1;
 
-/// Set in every payload, so that no payload is 0.
+/// A bit that is set in every payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
 /// The identity of a queue: the index of its slot, and a tag that differs from the tags of earlier
@@ -99,7 +99,8 @@ pub(super) struct Queue<'s> {
 pub(super) struct QueueGuard<'s> {
     pub(super) queue: Queue<'s>,
     pub(super) owner: Owner,
-    /// None while the queue is being repaired or created.
+    /// The held lock. None while the queue is being repaired or created, since the caller then
+    /// holds the lock by another value.
     pub(super) _held: Option<Held<'s>>,
 }
 
@@ -115,7 +116,7 @@ pub struct MsgStat {
     pub stime_s: u64,
     /// The time of the last msgrcv(2), in seconds since 1970, or 0.
     pub rtime_s: u64,
-    /// The last change, in seconds since 1970.
+    /// The time of the creation or of the last `IPC_SET`, in seconds since 1970.
     pub ctime_s: u64,
     /// The sum of the bytes of all messages in the queue.
     pub cbytes: u64,
@@ -136,19 +137,20 @@ impl<'s> Queue<'s> {
         Self { shared, name: QueueName { index: object.index, tag } }
     }
 
-    /// The returned handle contains 0 in place of the queue's tag (version number), so use it only
-    /// for functions that do not compare the tag.
+    /// Returns a handle for whichever queue the slot has. The handle contains 0 in place of the
+    /// queue's tag (version number), so use it only for functions that do not compare the tag.
     pub(super) fn of_slot(shared: &'s Shared, index: u32) -> Self {
         Self { shared, name: QueueName { index, tag: 0 } }
     }
 
-    /// Returns the last queue of this slot.
+    /// Returns the newest queue of this slot, which may have been removed.
     pub(super) fn last_of_slot(self) -> Self {
         let tag = get(&self.second()[TAG]) as u32 & TAG_MASK;
         Self { shared: self.shared, name: QueueName { index: self.name.index, tag } }
     }
 
-    /// The caller holds the slot's queue lock.
+    /// Creates an empty queue with a new tag in the slot. The caller holds the lock of the slot's
+    /// queue.
     pub(super) fn init(self, qbytes: u64) -> Self {
         let last = self.last_of_slot().name.tag;
         let name = QueueName { tag: last.wrapping_add(1) & TAG_MASK, ..self.name };
@@ -170,20 +172,22 @@ impl<'s> Queue<'s> {
         self.live() != 0 && payload == Some(self.live())
     }
 
-    /// 0 if there is no queue. Without the lock, a hint.
+    /// Returns the payload of the queue in the slot, or 0 if there is none. Without the queue's
+    /// lock, the result is a hint.
     #[inline]
     pub(super) fn live(self) -> u64 {
         get(&self.line()[LIVE])
     }
 
-    /// Without the queue's lock, the newest ticket is a hint: if it changes, a message was probably
-    /// sent.
+    /// Returns the newest ticket. Without the queue's lock, the result is a hint: if it changes, a
+    /// message was probably sent.
     #[inline]
     pub(super) fn last_ticket(self) -> u64 {
         get(&self.second()[TICKET])
     }
 
-    /// Without the queue's lock, the numbers of messages and bytes may not belong together.
+    /// Returns the number of messages and their bytes. Without the queue's lock, the two may not
+    /// belong together.
     pub(super) fn glimpse(self) -> (u64, u64) {
         (get(&self.line()[QNUM]), get(&self.line()[CBYTES]))
     }
@@ -220,7 +224,8 @@ impl<'s> QueueGuard<'s> {
         self.list(ends, self.queue.shared.layout.msg_waits)
     }
 
-    /// Id, permissions and ctime are left at their defaults.
+    /// Returns the state of the queue for `IPC_STAT`. Its id, permissions and ctime keep default
+    /// values.
     pub(super) fn numbers(&self) -> MsgStat {
         let (line, second) = (self.queue.line(), self.queue.second());
         let pids = get(&second[PIDS]);
@@ -253,9 +258,12 @@ impl<'s> QueueGuard<'s> {
         put(&self.queue.line()[QBYTES], qbytes);
     }
 
-    /// Stores the present state word of the slot in `SETTING`, before an `IPC_SET` changes the
-    /// slot. If the caller dies, recovery compares the two. If the slot has changed, recovery sets
-    /// `qbytes` too. So the caller's store to the slot commits the whole `IPC_SET`.
+    /// Records an `IPC_SET` before it changes the slot: `qbytes`, and the present state word of the
+    /// slot.
+    ///
+    /// If the caller dies, recovery compares the recorded state word with that of the slot. If they
+    /// differ, recovery sets `qbytes` too. So the caller's store to the slot commits the whole
+    /// `IPC_SET`.
     pub(super) fn begin_set(&self, qbytes: u64) {
         let second = self.queue.second();
         put(&second[NEXT_QBYTES], qbytes);
@@ -269,7 +277,7 @@ impl<'s> QueueGuard<'s> {
         IS_SETTING | ids::state(shared, shared.layout.msg_ids, self.queue.name.index)
     }
 
-    /// If the dead task of an `IPC_SET` had already changed the slot, completes the change, and
+    /// Completes an interrupted `IPC_SET`, if its dead task had already changed the slot. Then
     /// returns true.
     pub(super) fn redo_set(&self) -> bool {
         let second = self.queue.second();
@@ -281,13 +289,14 @@ impl<'s> QueueGuard<'s> {
         is_changed
     }
 
-    /// Records that the whole change is done.
+    /// Erases the record of `begin_set`, since the whole `IPC_SET` is done.
     pub(super) fn end_set(&self) {
-        // ORDERING(ipc-redo): Release. Recovery that sees no record sees the change stored.
+        // ORDERING(ipc-redo): Release. If recovery sees no record, it also sees the stored change.
         self.queue.second()[SETTING].store(0, Ordering::Release);
     }
 
-    /// Analogous to Linux's `msg_fits_inqueue`.
+    /// Returns true if a message of `size` bytes fits into the queue. Analogous to Linux's
+    /// `msg_fits_inqueue`.
     #[inline]
     pub(super) fn fits(&self, size: usize) -> bool {
         let line = self.queue.line();
@@ -321,7 +330,7 @@ impl<'s> QueueGuard<'s> {
         self.count_in(message);
     }
 
-    /// The message's ticket determines its position.
+    /// Puts a message back into the queue, at the position of its ticket.
     #[cold]
     pub(super) fn put_back(&self, message: Message<'s>) {
         let mut lines: Vec<u32> = self.messages().iter().collect();

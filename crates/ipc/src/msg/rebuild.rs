@@ -45,10 +45,10 @@ pub(crate) const QUEUES: &Kind = &Kind {
 };
 
 impl<'s> Queue<'s> {
-    /// If the last holder of the lock has died, repairs the queue first.
+    /// Takes the queue's lock. If the last holder of the lock has died, first repairs the queue.
     ///
-    /// Returns `EIDRM` if the queue is gone, which each call checks again under the lock. Returns
-    /// `EIO` if a living holder does not release the lock.
+    /// Returns `EIDRM` if the queue was removed after the lookup. Returns `EIO` if a living holder
+    /// does not release the lock.
     #[inline]
     pub(super) fn lock(self, owner: Owner) -> Result<QueueGuard<'s>, Errno> {
         let held = self.hold(owner, Wait::Long)?;
@@ -56,7 +56,7 @@ impl<'s> Queue<'s> {
         Ok(QueueGuard { queue: self, owner, _held: Some(held) })
     }
 
-    /// Like [`Queue::lock`], whichever queue the slot has.
+    /// Like [`Queue::lock`], but does not check whether the slot still has this queue.
     #[inline]
     pub(super) fn hold(self, owner: Owner, wait: Wait) -> Result<Held<'s>, Errno> {
         lock(self.shared, &self.line()[LOCK], owner, wait, || {
@@ -65,7 +65,7 @@ impl<'s> Queue<'s> {
         })
     }
 
-    /// Repairs the queue that the slot has, whichever queue that is.
+    /// Repairs whichever queue the slot has.
     ///
     /// # Errors
     ///
@@ -77,7 +77,8 @@ impl<'s> Queue<'s> {
     }
 }
 
-/// The caller has taken the queue's lock from a dead task.
+/// Rebuilds a queue, and completes an interrupted `IPC_SET` or removal. The caller holds the
+/// queue's lock, and may have taken it from a dead task.
 pub(super) fn recover(queue: Queue<'_>, owner: Owner) {
     let locked = QueueGuard { queue: queue.last_of_slot(), owner, _held: None };
     let is_set = locked.redo_set();
@@ -142,8 +143,9 @@ pub(super) fn rebuild(locked: &QueueGuard<'_>) -> Wakes {
     wakes
 }
 
-/// Messages that senders passed to the dead task go to other receivers. Returns the tasks of these
-/// receivers if they may have died too.
+/// Frees the wait nodes and private messages of a dead task. If a sender had passed a message to
+/// the task, the message goes to another receiver. Returns the tasks of these receivers if they may
+/// have died too.
 ///
 /// # Errors
 ///
@@ -160,7 +162,8 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, task: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// A message that another task has received since is not freed.
+/// Frees the private messages of a dead task that a walk over the pool has found (`seen`). Skips a
+/// message that another task has received since.
 pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64, seen: Vec<u32>) {
     let pool = &shared.layout.msgs;
     for line in seen {
@@ -173,8 +176,9 @@ pub(super) fn free_private(shared: &Shared, owner: Owner, task: u32, joins: u64,
     }
 }
 
-/// A message that was passed to the node goes to another receiver. If that receiver may have died,
-/// returns its task, so that the caller can clean up after it.
+/// Ends a call whose task has died or is ending, and frees the wait node. A message that was passed
+/// to the node goes to another receiver. If that receiver may have died, returns its task, so
+/// that the caller can clean up after it.
 ///
 /// # Errors
 ///
@@ -227,7 +231,8 @@ fn leave_queue(
     Ok(sent.wake(shared))
 }
 
-/// The caller holds the lock of all queues. Returns true if nothing of the queue is left.
+/// Completes the removal of the queue in a slot. Returns true if nothing of the queue is left. The
+/// caller holds the lock of all queues.
 fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     let slot = Queue::of_slot(ids.shared, index);
     slot.live() == 0 || slot.recover(ids.owner).is_ok()

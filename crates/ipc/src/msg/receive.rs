@@ -212,7 +212,7 @@ impl Task {
             }
         };
         match self.receive_waiting(guard, filter, size_max) {
-            // As `recover::with_room`, but only for waiting calls.
+            // If there is no memory for the wait node, reap dead tasks and repeat the call.
             Err(Errno::NOMEM) if recover::makes_room(&self.shared, self.owner) => {
                 self.msgrcv_owned(msqid, size_max, msgtyp, msgflg)
             }
@@ -220,6 +220,9 @@ impl Task {
         }
     }
 
+    /// Polls until a message seems to have arrived, the queue is gone, or the polling has lasted
+    /// for `spin_ns`.
+    ///
     /// A polling receiver is in no list, so a sender makes no system call to wake it. Each round
     /// yields the processor, which the sender may need. If a signal handler calls
     /// [`Task::interrupt_own`], the polling call ends with `EINTR`.
@@ -250,7 +253,7 @@ impl Task {
         self.ask(|hook, cred| hook.msg_msgrcv(cred, &object.perm(), msgtyp))
     }
 
-    /// Also calls the waiting senders whose messages now fit.
+    /// Takes a message out of the queue. Then tells the waiting senders whose messages now fit.
     #[inline]
     fn take<'t>(
         &'t self,
@@ -272,7 +275,7 @@ impl Task {
         Arrived { from: From::Message(message, self), mtype, size_max }
     }
 
-    /// The received message then belongs to this task alone.
+    /// Waits for a message. Returns its first line. The message then belongs to this task alone.
     #[cold]
     fn receive_waiting(
         &self,
@@ -293,14 +296,14 @@ impl Task {
     }
 }
 
-/// Analogous to Linux's `find_msg`.
+/// Returns the first message that the filter takes. Analogous to Linux's `find_msg`.
 #[inline]
 fn find<'s>(guard: &QueueGuard<'s>, filter: Filter) -> Option<Message<'s>> {
     let messages = guard.messages().iter().map(|line| guard.message(line));
     filter.find(messages.map(|message| (message.mtype(), message)))
 }
 
-/// The caller holds the queue's lock.
+/// Returns a copy of the message, for `MSG_COPY`. The caller holds the queue's lock.
 fn copy<'t>(message: Message<'_>, size_max: usize) -> Result<Arrived<'t>, Errno> {
     refuse_if(message.size() > size_max, Errno::INVAL)?;
     let mut text = vec![0; message.size()];

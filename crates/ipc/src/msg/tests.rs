@@ -1,5 +1,5 @@
-//! Tests of message queues that use internals of the crate: cleanup after dead tasks, and the
-//! rebuild of a queue from its messages and wait nodes.
+//! Tests of message queues that use internals of the crate. They test the cleanup after dead tasks,
+//! and the rebuild of a queue from its messages and wait nodes.
 
 use corewalk_base::primitives::{Arc, thread};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -232,8 +232,8 @@ fn messages_and_nodes_of_a_dead_task_are_reaped() {
     // A queued message belongs to the queue, not to its sender.
     dead.msgsnd(id, 5, b"sent", MsgFlags::empty()).unwrap();
     let shared = &*dead.shared;
-    // The dead task owns two messages that are in no queue: one that it was about to send, and one
-    // that it had received and not yet freed.
+    // The dead task owns two messages that are in no queue. It was about to send one. It had
+    // received the other one, and had not yet freed it.
     Message::alloc(&dead, 1, b"written").unwrap();
     one.msgsnd(id, 6, b"read", MsgFlags::empty()).unwrap();
     std::mem::forget(dead.msgrcv_owned(id, 8, 6, MsgFlags::empty()).unwrap());
@@ -367,8 +367,8 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert!(told.is_ok() && is_out, "it has a message");
     let id = one.msgget(IPC_PRIVATE, GetFlags::empty(), 0o600).unwrap();
     let node = left(&other, id, Role::Receiver);
-    // Simulate a sender that dies while it passes a message to a receiver that has given up: it has
-    // stored `Delivered` in the message, but no outcome in the receiver's wait node.
+    // Simulate a sender that dies while it passes a message to a receiver that has given up. The
+    // sender has stored `Delivered` in the message, but no outcome in the receiver's wait node.
     let guard = queue(&one, id).lock(one.owner).unwrap();
     let message = Message::alloc(&one, 3, b"text").unwrap();
     message.set_truth(Truth::Delivered(guard.queue.name, node.line));
@@ -376,8 +376,8 @@ fn node_gets_an_outcome_or_is_abandoned_and_never_both() {
     assert_eq!(message.truth(), Truth::Private);
 }
 
-/// If the dead task had changed the slot, the whole `IPC_SET` must take effect, and otherwise none
-/// of it.
+/// A task dies during `IPC_SET`. If it had already changed the slot, the whole `IPC_SET` must take
+/// effect, and otherwise none of it.
 #[test]
 fn interrupted_change_of_a_queue_is_whole_or_nothing() {
     let namespace = namespace();
@@ -431,7 +431,8 @@ fn region_after_queues_come_and_go_has_nothing_in_use() {
     assert_eq!((totals.queues, totals.messages, totals.bytes), (0, 0, 0));
 }
 
-/// Includes the range that a task keeps for its next message.
+/// Returns the number of used ranges in the pool of messages. This includes the range that a task
+/// keeps for its next message.
 fn ranges(task: &Task) -> usize {
     task.shared.layout.msgs.used(&task.shared.region).count()
 }
@@ -545,7 +546,8 @@ fn message_with_an_impossible_size_is_cut() {
     assert_eq!(received.size_bytes, 8192);
 }
 
-/// No thread sleeps on the node, so the test can continue.
+/// Queues a receiver as msgrcv(2) does, and returns its wait node. No thread sleeps on the node, so
+/// the test can continue.
 fn receive_without_sleep(task: &Task, id: MsgId, filter: Filter) -> u32 {
     let queue = queue(task, id);
     let guard = queue.lock(task.owner).unwrap();

@@ -101,8 +101,9 @@ impl Task {
         }
     }
 
-    /// Sleeps until the wait node's status changes, or until the call's turn is over, after which
-    /// it may become the watcher (module `watch`).
+    /// Sleeps until the wait node's status changes, or until the call's *turn* (a span of time, see
+    /// `watch`) is over. After the turn, the call may become the watcher, which looks for dead
+    /// tasks.
     fn sleep(&self, queue: Queue<'_>, node: Node<'_>, turn: &mut Turn) -> Result<Ended, Errno> {
         let scope = self.shared.scope;
         let end = turn.end(scope, Deadline::NEVER);

@@ -3,7 +3,7 @@
 //! allocation.
 //!
 //! After each kill, the next task that takes the pool's lock repairs the pool. Then the ranges
-//! (runs of cache lines) of other tasks must be unchanged, each line must belong to exactly one
+//! (runs of cache lines) of other tasks must be unchanged. Each line must belong to exactly one
 //! range, and no line may be lost.
 //!
 //! `RUSTFLAGS="--cfg corewalk_crash" cargo test --release -p corewalk-ipc --lib crash_`
@@ -23,7 +23,8 @@ use crate::{Capacity, Cred, Namespace, NamespaceOptions};
 
 const LINES: u32 = 64;
 
-/// The limit for the number of stores of one allocation.
+/// The maximum number of stores of one allocation. A test fails if its allocation makes more
+/// stores.
 const STORES_MAX: u64 = 1000;
 
 struct World {
@@ -75,15 +76,16 @@ impl World {
         self.survivor.owner
     }
 
-    /// Returns true if the task was killed before `act` ended.
+    /// Runs `act`, and kills the victim once `act` has made `stores` stores. Returns true if the
+    /// victim was killed before `act` ended.
     fn stop(&self, stores: u64, act: impl FnOnce(&Self)) -> bool {
         let is_stopped = matches!(crash::run(stores, || act(self)), Ended::Stopped);
         forget_process(self.shared(), self.victim.owner.index);
         is_stopped
     }
 
-    /// Takes no lock. Each cache line must be in one range, and the ranges of the surviving task
-    /// must be unchanged.
+    /// Checks that each cache line is in one range, and that the ranges of the surviving task are
+    /// unchanged. Takes no lock. Returns the number of ranges.
     fn check(&self) -> Result<usize, String> {
         let mut next = self.pool.first;
         let ranges: Vec<_> = self.pool.ranges(self.region()).collect();
@@ -149,8 +151,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
         world.end(&at);
         if !is_stopped {
             println!("{stores} stores; counts of ranges seen: {seen:?}");
-            // The kills must hit all stages of the allocation: no free ranges of cache lines are
-            // joined yet, some are joined, all are joined, and the joined range is cut to the
+            // The kills must hit all stages of the allocation. At first no free ranges of cache
+            // lines are joined, then some, then all. At last the joined range is cut to the
             // requested size.
             assert!(seen.len() > 5, "not reached: {seen:?}");
             return;
@@ -159,9 +161,8 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
     panic!("the allocation never ends");
 }
 
-/// Control, which must fail: the first store shrinks a free range of cache lines to its first half,
-/// and the second one stores the header of the second half. A kill in between loses the second
-/// half.
+/// Control, which must fail: the first store shrinks a free range of cache lines to its first half.
+/// The second one stores the header of the second half. A kill in between loses the second half.
 #[test]
 fn crash_control_range_that_shrinks_before_the_rest_is_a_range_is_caught() {
     let store = |line: &Line, class: u64| {

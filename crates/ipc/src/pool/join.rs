@@ -52,7 +52,7 @@ const GIVEN_SHARE: u32 = 256;
 const WALKS_MAX: u32 = 16;
 
 impl Pool {
-    /// Free ranges are joined only if enough cache lines were freed since the last join. Returns
+    /// Joins adjacent free ranges, if enough cache lines were freed since the last join. Returns
     /// true if ranges were joined. The caller holds the pool's lock.
     #[cold]
     pub(super) fn join(&self, region: &Region) -> bool {
@@ -91,8 +91,9 @@ impl Pool {
         true
     }
 
-    /// `line` begins a free range that is in no free list. If no memory can be reserved for the
-    /// header of the rest, the range stays larger. The caller holds the pool's lock.
+    /// Cuts the free range at `line`, which is in no free list, to the size class `wanted`. Puts
+    /// the rest into the free lists. If no memory can be reserved for the header of the rest, the
+    /// range stays larger. The caller holds the pool's lock.
     pub(super) fn cut(&self, region: &Region, line: u32, class: u32, wanted: u32) {
         if self.joins == Joins::Never {
             return;
@@ -117,7 +118,8 @@ impl Pool {
         }
     }
 
-    /// Before, `line` may have been in the middle of another range.
+    /// Writes the header of a free range. Before, `line` may have been in the middle of another
+    /// range.
     fn write_free(&self, region: &Region, line: u32, class: u32) {
         let words = region.line(line);
         if self.joins == Joins::Clearing {
@@ -319,7 +321,7 @@ mod tests {
         assert_eq!(pool.joins(&shared.region), before + 1);
     }
 
-    /// Joins ranges while a test walks over them: frees all but the first, allocates a joined
+    /// Joins ranges while a test walks over them. Frees all but the first, allocates a joined
     /// range, and fills it with words that look like headers.
     ///
     /// Returns a cache line that is now inside the joined range.

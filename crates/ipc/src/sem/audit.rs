@@ -8,7 +8,7 @@ use super::undo;
 use crate::field::get;
 use crate::task::Task;
 
-/// Returns a description of the first fault.
+/// Checks all semaphore sets. The error describes the first fault.
 pub(crate) fn audit(task: &Task) -> Result<(), String> {
     let shared = &*task.shared;
     let layout = &shared.layout;

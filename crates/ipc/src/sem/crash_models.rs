@@ -25,7 +25,7 @@ use crate::{
     Capacity, Cred, GetFlags, IPC_PRIVATE, Namespace, NamespaceOptions, SemFlags, SemId, Task,
 };
 
-/// The limit for the number of stores of one call.
+/// The maximum number of stores of one call. A test fails if its call makes more stores.
 const STORES_MAX: u64 = 3000;
 
 const UP: SemBuf = SemBuf::new(0, 1, SemFlags::empty());
@@ -49,7 +49,7 @@ struct Case {
     dead: u32,
     /// The call of the victim.
     act: fn(&Task, SemId) -> Result<(), Errno>,
-    /// True if the victim's death also grants the permit.
+    /// True if the victim's death also grants the permit, since the victim has an undo adjustment.
     is_granted_by_death: bool,
 }
 
@@ -119,8 +119,9 @@ impl World {
         ended == Ended::Stopped
     }
 
-    /// Returns true if the surviving task got the permit (one unit of the semaphore), and false if
-    /// it was refused.
+    /// Lets the surviving task try to take the permit (one unit of the semaphore), and then
+    /// recovers the namespace. Returns true if the task got the permit, and false if it was
+    /// refused.
     fn try_next(&self) -> Result<bool, String> {
         let tried = self.survivor.semop(self.id, &[TRY]);
         self.namespace.recover().map_err(|errno| errno.to_string())?;
@@ -143,8 +144,9 @@ enum Protocol {
     WithoutOwed,
 }
 
-/// In some runs the survivor must get the permit (the unit of the semaphore), and in others be
-/// refused. If the victim's death grants a permit, too, the survivor must never be refused.
+/// Checks that the runs of a case have reached each outcome. In some runs the survivor must get the
+/// permit (the unit of the semaphore), and in others be refused. If the victim's death grants a
+/// permit, too, the survivor must never be refused.
 fn assert_all_reached(case: Case, tries: [u32; 2]) {
     assert_eq!(tries.map(|count| count > 0), [!case.is_granted_by_death, true], "not reached");
 }
@@ -178,8 +180,8 @@ fn crash_in_a_grant_to_the_dead_leaves_the_permit_to_the_next_task() {
     }
 }
 
-/// Kills the victim in a call that grants a semaphore unit to dead tasks, and a second task in
-/// `GETVAL`, which takes the unit back.
+/// Kills the victim in a call that grants a semaphore unit to dead tasks. Then kills a second task
+/// in `GETVAL`, which returns the unit of a dead task to the semaphore.
 ///
 /// After both kills, the survivor tries to take the unit. If it is refused, recovery must leave no
 /// free unit.

@@ -76,7 +76,7 @@ pub struct SemTotals {
     pub sets: u32,
     /// The number of semaphores in all sets.
     pub sems: u64,
-    /// The highest index in use, or 0.
+    /// The highest index in use, or 0 if there is no set.
     pub index_max: u32,
 }
 
@@ -589,7 +589,8 @@ impl Task {
         Ok(Set::new(&self.shared, &object).place.nsems as usize)
     }
 
-    /// Returns the set of a command. Analogous to Linux's `sem_obtain_object_check`.
+    /// Finds the set of a semctl(2) command, and checks the permissions in `flag`. Analogous to
+    /// Linux's `sem_obtain_object_check`.
     fn sem_obtain(&self, semid: SemId, flag: u32, cmd: i32) -> Result<Set<'_>, Errno> {
         let object = self.obtain(self.sem_ids(), By::Id, semid.raw(), flag, cmd)?;
         let set = Set::new(&self.shared, &object);
@@ -601,8 +602,8 @@ impl Task {
         Ok(set)
     }
 
-    /// If another task has frozen (locked) the semaphore's word to change it, waits until the
-    /// change is complete.
+    /// Returns the word of a semaphore. If another task has frozen (locked) the word to change it,
+    /// first waits until the change is complete.
     fn sem_word(&self, semid: SemId, semnum: i32, cmd: i32) -> Result<Word, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -610,16 +611,16 @@ impl Task {
         if !word.is_frozen() {
             return Ok(word);
         }
-        // The task that froze (locked) this word may be changing several semaphores in one call,
-        // and another call may have seen one of the new values. So wait until all are stored.
+        // The task that froze (locked) this word may be changing several semaphores in one call.
+        // Another call may have seen one of the new values. So wait until all are stored.
         let guard = set.lock(self.owner)?;
         let word = guard.freeze(num)?;
         set.thaw(num, word);
         Ok(word)
     }
 
-    /// [`ALTER_LIST`] counts waits for an increase, and [`CONST_LIST`] waits for zero. Calls with
-    /// several operations count, too.
+    /// Returns the number of calls that wait at a semaphore: for an increase if `list` is
+    /// [`ALTER_LIST`], for zero if it is [`CONST_LIST`]. Calls with several operations count, too.
     fn sem_count(&self, semid: SemId, semnum: i32, cmd: i32, list: usize) -> Result<i32, Errno> {
         let set = self.sem_obtain(semid, READ, cmd)?;
         let num = in_range(set, semnum)?;
@@ -675,8 +676,8 @@ fn in_range(set: Set<'_>, semnum: i32) -> Result<u16, Errno> {
     num.ok_or(Errno::INVAL)
 }
 
-/// The tag (version number) of a new set must be newer than those of earlier sets in the same cache
-/// lines.
+/// Returns the tag (version number) of a new set. It must be newer than those of earlier sets in
+/// the same cache lines.
 ///
 /// Tags (version numbers of sets) increase and wrap around: if two tags are more than half of the
 /// range apart, the larger number is older.

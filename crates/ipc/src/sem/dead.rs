@@ -19,7 +19,8 @@ pub(crate) fn wait_without_sleep(task: &Task, id: SemId, sops: &[SemBuf]) -> u32
     wait_looking(task, id, sops, false)
 }
 
-/// If `is_watched` is true, the wait node says that the task polls its status instead of sleeping.
+/// Like [`wait_without_sleep`]. If `is_watched` is true, the wait node says that the task polls its
+/// status instead of sleeping.
 pub(crate) fn wait_looking(task: &Task, id: SemId, sops: &[SemBuf], is_watched: bool) -> u32 {
     let object = task.sem_ids().obtain_object_check(id.raw()).unwrap();
     let guard = Set::new(&task.shared, &object).lock(task.owner).unwrap();
@@ -244,7 +245,7 @@ mod tests {
         let guard = set.lock(other.owner).unwrap();
         thaw_dead(&guard, 0, frozen, Identity(1));
         assert_eq!(set.word(0), Ok(frozen));
-        // Control: with the identity of the next task, the freeze ends.
+        // Control: with the identity of the task that froze the word, the freeze ends.
         let living = identity(task_line(&other.shared, next.owner.index));
         thaw_dead(&guard, 0, frozen, living);
         assert!(!set.word(0).unwrap().is_frozen());

@@ -20,7 +20,8 @@ use crate::lock::{BEAT_NS, Patience, Wait};
 use crate::process::Identity;
 use crate::task_line::{identity, task_line};
 
-/// A freeze usually lasts for a few dozen instructions.
+/// The number of times that a task checks a frozen word before it yields the processor. A freeze
+/// usually lasts for a few dozen instructions.
 const SPIN_ROUNDS: u32 = if IS_MODEL { 1 } else { 200 };
 const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 
@@ -28,7 +29,7 @@ const YIELD_ROUNDS: u32 = if IS_MODEL { u32::MAX - 1 } else { 20 };
 const NAP_NS: u64 = 50_000;
 
 impl SetGuard<'_> {
-    /// Returns the semaphore's word as it was before.
+    /// Freezes (locks) the word of semaphore `num`. Returns the word as it was before.
     pub(super) fn freeze(&self, num: u16) -> Result<Word, Errno> {
         let word = self.change(num, |word| word.freeze_locked(self.owner.index))?;
         // Clear `LOG`, which may contain the log of an earlier operation. If this task dies,
@@ -37,8 +38,8 @@ impl SetGuard<'_> {
         Ok(word)
     }
 
-    /// Words that another task keeps frozen (locked) are skipped. Returns true if all words are
-    /// marked as dead.
+    /// Marks the words of all semaphores as dead, when the set is removed. Skips words that another
+    /// task keeps frozen (locked). Returns true if all words are marked.
     pub(super) fn kill_all(&self) -> bool {
         let mut patience = Patience::new(self.set.shared, Wait::Short);
         let mut kill = |num| self.exchange(num, Word::dead, &mut patience);
@@ -48,7 +49,7 @@ impl SetGuard<'_> {
         (0..self.set.place.nsems as u16).filter(is_left).count() == 0
     }
 
-    /// Replaces the word of semaphore `num`. Returns the word before.
+    /// Replaces the word of semaphore `num` by the result of `next`. Returns the old word.
     ///
     /// # Errors
     ///
@@ -57,7 +58,8 @@ impl SetGuard<'_> {
         self.exchange(num, next, &mut Patience::new(self.set.shared, Wait::Long))
     }
 
-    /// If another task has frozen (locked) the word, waits until it is thawed.
+    /// Like [`SetGuard::change`]. If another task has frozen (locked) the word, waits until it is
+    /// thawed.
     fn exchange(
         &self,
         num: u16,
@@ -121,8 +123,9 @@ fn pause(
     Ok(None)
 }
 
-/// If the dead task had committed its call, stores the new word from the redo log `REDO`. Otherwise
-/// keeps the present value.
+/// Thaws (unlocks) the word of semaphore `num`, which a dead task had frozen. If the dead task had
+/// committed its call, stores the new word from the redo log `REDO`. Otherwise keeps the present
+/// value.
 pub(super) fn settle(set: Set<'_>, num: u16, seen: Word, is_committed: bool) {
     let redo = Word(get(&set.sem(num)[REDO]));
     if is_committed && redo.is_of(set.place.tag) && !redo.is_frozen() {

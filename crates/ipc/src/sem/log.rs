@@ -42,7 +42,7 @@ pub(super) enum Log {
         /// The adjustment before.
         adj: i32,
     },
-    /// The word is one of several.
+    /// The call changes several semaphores, and this word is one of them.
     Several {
         /// The first semaphore of the call.
         first: u16,
@@ -63,8 +63,8 @@ impl Log {
         Self::Single { record: log as u32, adj: i32::from((log >> ADJ_SHIFT) as u16 as i16) }
     }
 
-    /// The log gets the phase bit of `word`, the semaphore's present word. By this bit, recovery
-    /// tells the log from that of an earlier operation.
+    /// Stores the log of semaphore `num`. The log gets the phase bit of `word`, the semaphore's
+    /// present word. By this bit, recovery tells the log from that of an earlier operation.
     #[inline]
     pub(super) fn write(self, set: &Set<'_>, num: u16, word: Word) {
         let phase = VALID | word.phase() << PHASE_SHIFT;

@@ -16,13 +16,14 @@ use crate::handle::SemId;
 use crate::status::AWAKE;
 use crate::task::Task;
 
-/// This wrong variant ignores waiting calls, and does not check the tag that identifies the set.
+/// A wrong variant of semop(2) that adds 1. It ignores waiting calls, and does not check the tag
+/// that identifies the set.
 pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let cell = &Set::new(&task.shared, &object).sem(0)[WORD];
     for _ in 0..4 {
-        // ORDERING: Acquire. As in `Set::word`. This control omits only the check of the set's tag
-        // (version number).
+        // ORDERING: Acquire. As in `Set::word`. This control omits other checks, not the memory
+        // ordering.
         let seen = Word(cell.load(Ordering::Acquire));
         let next = seen.with(seen.value() + 1, task.pid);
         // ORDERING: AcqRel. As above.
@@ -33,8 +34,8 @@ pub(crate) fn blind_add(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// This wrong variant does not freeze (lock) the semaphore's word, and stores the undo adjustment
-/// after the word.
+/// A wrong variant of semop(2) that adds 1 with `SEM_UNDO`. It does not freeze (lock) the
+/// semaphore's word, and stores the undo adjustment after the word.
 pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     let object = task.sem_ids().obtain_object_check(id.raw())?;
     let set = Set::new(&task.shared, &object);
@@ -52,7 +53,7 @@ pub(crate) fn blind_undo(task: &Task, id: SemId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The task of the node polls and does not sleep yet.
+/// Allocates the wait node of a task that polls and does not sleep yet. Returns the node.
 pub(crate) fn watched_node(task: &Task) -> u32 {
     let call = Call { sops: &[SemBuf::new(0, -1, SemFlags::empty())], undo: 0, pid: task.pid };
     let node = Node::alloc(&task.shared, task.owner, call, 0).unwrap();
@@ -60,7 +61,8 @@ pub(crate) fn watched_node(task: &Task) -> u32 {
     node.line
 }
 
-/// Returns true if the call has no outcome yet, so that its task would go to sleep.
+/// Ends the polling of the task. Returns true if the call has no outcome yet, so that its task
+/// would go to sleep.
 pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     let node = Node { shared: &task.shared, line };
     node.stop_watching();
@@ -68,7 +70,7 @@ pub(crate) fn sleeps(task: &Task, line: u32) -> bool {
     node.outcome().is_none()
 }
 
-/// Returns true if the task must be woken.
+/// Completes the call of a wait node. Returns true if the task must be woken.
 pub(crate) fn completes(task: &Task, line: u32) -> bool {
     !tell(&task.shared, [(line, 0)].into_iter().collect()).is_empty()
 }

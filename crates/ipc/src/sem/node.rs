@@ -50,9 +50,8 @@ use crate::task_line::Absent;
 
 // Word 0 of the first cache line is the status. Words 6 and 7 belong to the memory pool.
 //
-// The second cache line begins with a word that identifies the set: the number of the set's first
-// semaphore line, the number of semaphores, and the set's tag. The operations of the waiting call
-// follow, one per word.
+// The second cache line begins with a copy of the set's payload, which identifies the set. The
+// operations of the waiting call follow, one per word.
 /// The neighbours in a queue of the set.
 pub(super) const SET_LINKS: usize = 1;
 /// The neighbours in a queue of a semaphore.
@@ -71,7 +70,7 @@ const ALTERS: u64 = 1 << 32;
 // The outcome that a commit has logged, in `SHAPE`.
 const PENDING: u64 = 1 << 33;
 const PENDING_SHIFT: u32 = 48;
-/// In `SHAPE`: the set's count `set::SETTINGS` at the completion.
+/// The shift of a field of `SHAPE`: the value of `set::SETTINGS` when the call was completed.
 const SETTINGS_SHIFT: u32 = 34;
 /// The logged outcome of a completed call that is being reverted, because its task has died or is
 /// ending (`reap`).
@@ -86,7 +85,8 @@ const PLACE_SET: u64 = 1;
 const PLACE_TAG_SHIFT: u32 = 16;
 const TICKET_SHIFT: u32 = u64::BITS - TICKET_BITS;
 
-/// Only a hostile process can have written more operations.
+/// The maximum number of operations that are read from a node. Only a hostile process can have
+/// written more.
 const SOPS_MAX: usize = 1 << 15;
 
 /// A copy of the operations of a node.
@@ -104,7 +104,7 @@ pub(super) struct Call<'a> {
 /// Wait node of each completed call, and its errno.
 pub(super) type Completed = SmallVec<[(u32, i32); 4]>;
 
-/// The caller must wake these tasks after it has released the set's lock. Each item is a wait node
+/// The tasks that the caller must wake after it has released the set's lock: pairs of a wait node
 /// and its task.
 pub(crate) type Wakes = SmallVec<[(u32, u32); 4]>;
 
@@ -116,7 +116,8 @@ pub(super) struct Node<'s> {
 }
 
 impl<'s> Node<'s> {
-    /// `blocking` is the index of the operation that has to wait.
+    /// Allocates a wait node and fills it with the call. `blocking` is the index of the operation
+    /// that has to wait.
     pub(super) fn alloc(
         shared: &'s Shared,
         owner: Owner,
@@ -182,20 +183,22 @@ impl<'s> Node<'s> {
         status::outcome(status::load(self.status()))
     }
 
-    /// Also true if the task has not returned yet.
+    /// Returns true if another task has completed the call successfully. The node's task may not
+    /// have returned from the call yet.
     pub(super) fn is_granted(&self) -> bool {
         self.outcome() == Some(Ok(()))
     }
 
-    /// The task sleeps in futex(2) if the low half of its status equals this value, in which the
-    /// bits that end a sleep are cleared. Other bits, which only a hostile process sets, do not
-    /// prevent the sleep.
+    /// Returns the value that futex(2) compares with the low half of the status. The task sleeps
+    /// only if the two are equal. In this value, the bits that end a sleep are cleared. Other bits,
+    /// which only a hostile process sets, do not prevent the sleep.
     pub(super) fn asleep(&self) -> u32 {
         low(get(self.status()) & !(DONE | INTERRUPTED))
     }
 
-    /// For a caller that cannot take the set's lock to remove the wait node. Afterwards, no other
-    /// task completes the call. If the call already has an outcome, returns it.
+    /// Marks the call as interrupted, so that no other task completes it. Returns the call's
+    /// outcome if it already has one. Used if the set's lock cannot be taken to remove the wait
+    /// node.
     pub(super) fn leave(&self) -> Option<Result<(), Errno>> {
         // ORDERING(ipc-status): Acquire. As in `status::load`.
         status::outcome(self.status().fetch_or(INTERRUPTED, Ordering::Acquire))
@@ -218,13 +221,14 @@ impl<'s> Node<'s> {
         is_place && get(self.payload()) == set.place.payload()
     }
 
-    /// Valid while the node's word `PLACE` is not 0.
+    /// Returns the word with the payload of the set at which the call waits. It is valid while the
+    /// node's word `PLACE` is not 0.
     fn payload(&self) -> &'s AtomicU64 {
         &self.shared.region.line(self.line.wrapping_add(1))[0]
     }
 
-    /// From now on, a rebuild of the queues finds the node, and sorts it by `ticket`, its number in
-    /// the order of arrival.
+    /// Marks the node as waiting at `set`. From now on, a rebuild of the queues finds the node, and
+    /// sorts it by `ticket`, its number in the order of arrival.
     pub(super) fn begin(&self, set: Set<'_>, ticket: u64) {
         put(self.payload(), set.place.payload());
         // ORDERING(ipc-place): Release. `Node::place` loads the word with Acquire. Without this
@@ -232,14 +236,15 @@ impl<'s> Node<'s> {
         self.first()[PLACE].store(place_of(set) | ticket << TICKET_SHIFT, Ordering::Release);
     }
 
-    /// The caller has removed the node from its queues.
+    /// Marks the node as not waiting. The caller has removed the node from its queues.
     pub(super) fn end(&self) {
         // ORDERING(ipc-place): Release. `Node::place` loads the word with Acquire. Without this
         // order, a thread could read 0 before it sees that the node has left its queues.
         self.first()[PLACE].store(0, Ordering::Release);
     }
 
-    /// The oldest node has the lowest position.
+    /// Returns a number by which a rebuild sorts the nodes: the oldest node has the lowest number.
+    /// `next` is the ticket that the next node will get.
     pub(super) fn turn(&self, next: u64) -> u64 {
         (self.place() >> TICKET_SHIFT).wrapping_sub(next) & TICKET_MASK
     }
@@ -265,7 +270,7 @@ impl<'s> Node<'s> {
         put(shape, get(shape) & !(PENDING | u64::MAX << SETTINGS_SHIFT) | pending);
     }
 
-    /// The set's count `SETTINGS` at the completion of this call.
+    /// Returns the value that `set::SETTINGS` had when the call was completed.
     pub(super) fn settings(&self) -> u64 {
         (get(&self.first()[SHAPE]) & !(u64::MAX << PENDING_SHIFT)) >> SETTINGS_SHIFT
     }
@@ -303,7 +308,7 @@ impl<'s> Node<'s> {
         SemBuf::new(word as u16, (word >> 16) as u16 as i16, flags)
     }
 
-    /// Leaves out operations on semaphores that the set does not have.
+    /// Returns the operations of the call, without those on semaphores that the set does not have.
     pub(super) fn sops(&self, nsems: u32) -> Sops {
         let sops = (0..self.count()).map(|at| self.sop(at));
         sops.filter(|sop| u32::from(sop.sem_num) < nsems).collect()
@@ -327,7 +332,8 @@ fn place_of(set: Set<'_>) -> u64 {
     PLACE_SET | u64::from(set.index) << 1 | set.place.tag << PLACE_TAG_SHIFT
 }
 
-/// Includes nodes that have just stopped waiting. The order is undefined.
+/// Returns the wait nodes at a set, each with its task, in no particular order. Includes nodes that
+/// have just stopped waiting.
 pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)> {
     let shared = set.shared;
     let nodes = shared.layout.waits.used(&shared.region);
@@ -335,8 +341,8 @@ pub(super) fn nodes_of<'s>(set: Set<'s>) -> impl Iterator<Item = (Node<'s>, u32)
     nodes.filter(move |(node, _)| node.is_at(set))
 }
 
-/// Returns the sleeping tasks, which the caller must wake. A polling task ([`Node::watch`]) needs
-/// no wake-up.
+/// Stores the outcomes of completed calls in their wait nodes. Returns the sleeping tasks, which
+/// the caller must wake. A polling task ([`Node::watch`]) needs no wake-up.
 pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     let tell = |(node, errno)| {
         let task = shared.layout.waits.whose(&shared.region, node).unwrap_or(u32::MAX);
@@ -349,7 +355,7 @@ pub(super) fn tell(shared: &Shared, completed: Completed) -> Wakes {
     completed.into_iter().filter_map(tell).collect()
 }
 
-/// Returns the tasks that were not asleep, and so may have died.
+/// Wakes the tasks. Returns those that were not asleep, and so may have died.
 ///
 /// A task that was polling its status, and not asleep, is not in `wakes`. It may have died, too,
 /// but then the bit `OWED` of the set makes a later call look for dead tasks.

@@ -167,7 +167,8 @@ impl Task {
         done
     }
 
-    /// `Err(None)`: the call must take the set's lock.
+    /// Carries out a single operation without the set's lock. Returns `Err(None)` if the call must
+    /// take the set's lock.
     #[inline]
     fn semop_single(&self, set: Set<'_>, sop: SemBuf) -> Result<(), Option<Errno>> {
         let record = if sop.is_undo() && sop.sem_op != 0 {
@@ -182,9 +183,9 @@ impl Task {
                 return Err(None);
             }
             let result = match sop.apply(seen.value()) {
-                // A dead task may have taken the units that the call needs: `may_be_owed` says so.
-                // Then, or if the call may wait, take the set's lock, and clean up after dead tasks
-                // first.
+                // If the call may wait, take the set's lock. Also take it if `may_be_owed` returns
+                // true: a dead task may have taken the units that the call needs, so first clean up
+                // after it.
                 Err(Errno::AGAIN) if !sop.is_nowait() || set.may_be_owed() => return Err(None),
                 result => result?,
             };
@@ -215,8 +216,8 @@ impl Task {
         Err(None)
     }
 
-    /// Polls for about as long as it takes to queue a call. If the operation becomes possible, no
-    /// call has to take the set's lock.
+    /// Polls the semaphore for about as long as it takes to queue a call. Returns true if the
+    /// operation becomes possible, so that the call need not take the set's lock.
     #[cold]
     pub(super) fn is_soon_possible(&self, set: Set<'_>, sop: SemBuf) -> bool {
         let is_possible =
@@ -279,7 +280,7 @@ impl Task {
         }
     }
 
-    /// Returns none if the call should not poll.
+    /// Returns the time until which the call should poll, or none if it should not poll.
     pub(super) fn watch_until(&self, deadline: Deadline) -> Option<Deadline> {
         let spin_ns = self.shared.spin_ns;
         if spin_ns == 0 || !Spin::Queued.is_worth_it() {
@@ -289,7 +290,8 @@ impl Task {
         (deadline > end).then_some(end)
     }
 
-    /// A sleep also ends by the timeout, a signal, or the removal of the semaphore set.
+    /// Sleeps until the call has an outcome. The wait also ends by the timeout, a signal, or the
+    /// removal of the semaphore set.
     fn wait(&self, set: Set<'_>, node: Node<'_>, deadline: Deadline) -> Result<(), Errno> {
         let mut turn = Turn::first();
         loop {
@@ -319,8 +321,8 @@ impl Task {
         }
     }
 
-    /// The remover of a set may have died before it stored outcomes for the waiting calls. If the
-    /// set's lock cannot be taken, the wait continues.
+    /// Ends the wait if the set is gone: its remover may have died before it stored outcomes for
+    /// the waiting calls. If the set's lock cannot be taken, the wait continues.
     fn end_if_gone(&self, set: Set<'_>, node: Node<'_>) -> Result<(), Errno> {
         if set.is_there() && set.is_published() {
             return Ok(());
@@ -334,8 +336,9 @@ impl Task {
         }
     }
 
-    /// With `Concern::Waits` also reaps dead tasks that wait. Reaping may complete calls of other
-    /// dead tasks, which are then reaped too. Returns true if a task was reaped.
+    /// Reaps (cleans up after) dead tasks that have undo adjustments in the set or a completed
+    /// call. With `Concern::Waits` also reaps dead tasks that wait. Reaping may complete calls of
+    /// other dead tasks, which are then reaped too. Returns true if a task was reaped.
     #[cold]
     pub(super) fn look_after(&self, set: Set<'_>, concern: Concern) -> bool {
         // Each round reaps (cleans up after) at least one task, so the number of tasks bounds the
@@ -360,12 +363,13 @@ impl Task {
         gone.filter(|task| recover::reap(&self.shared, self.owner, **task) == Ok(true)).count() != 0
     }
 
-    /// Woken tasks that have died are reaped (cleaned up after), so the caller must hold no lock.
+    /// Wakes tasks, and reaps (cleans up after) those that have died. The caller must hold no lock.
     pub(super) fn wake(&self, wakes: Wakes) {
         recover::reap_absent(&self.shared, self.owner, node::wake(&self.shared, &wakes));
     }
 
-    /// If another task has already completed the call, returns the outcome of the call.
+    /// Ends a wait without success, and removes its wait node. Returns `errno`, or the outcome of
+    /// the call if another task has already completed it.
     fn give_up(&self, set: Set<'_>, node: Node<'_>, errno: Errno) -> Result<(), Errno> {
         let guard = set.lock_remains(self.owner, Wait::Long);
         if let Some(outcome) = node.outcome() {
@@ -376,8 +380,9 @@ impl Task {
     }
 }
 
-/// First removes the wait nodes that failed calls of this task have left in the queues. Then
-/// applies the undo adjustments, set by set. Returns the dead tasks whose calls this completes.
+/// Cleans up when a task ends. First removes the wait nodes that failed calls of the task have left
+/// in the queues. Then applies the undo adjustments, set by set. Returns the dead tasks whose calls
+/// this completes.
 ///
 /// # Errors
 ///

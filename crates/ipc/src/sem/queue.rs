@@ -46,8 +46,8 @@ fn lists_of<'s>(set: Set<'s>, node: Node<'_>) -> impl Iterator<Item = List<'s>> 
     of_sem.into_iter().chain(of_set)
 }
 
-/// The transaction has found that the call must wait, and has kept the semaphores' words frozen
-/// (locked) since. So no wake-up is lost.
+/// Marks a call as waiting, and puts its node into the queues. The transaction has found that the
+/// call must wait, and has kept the semaphores' words frozen (locked) since. So no wake-up is lost.
 pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) -> Result<(), Errno> {
     for sop in sops {
         txn.frozen(sop.sem_num)?.waiters |= bit_of(sops, *sop);
@@ -60,7 +60,8 @@ pub(super) fn enqueue(txn: &mut Txn<'_, '_>, node: Node<'_>, sops: &[SemBuf]) ->
     Ok(())
 }
 
-/// `ALTER` or `ZERO` for a single operation, otherwise `COMPLEX`.
+/// Returns the bit that a waiting call sets in the semaphore's word: `ALTER` or `ZERO` for a single
+/// operation, otherwise `COMPLEX`.
 pub(super) fn bit_of(sops: &[SemBuf], sop: SemBuf) -> u64 {
     match (sops.len(), sop.sem_op) {
         (1, 0) => ZERO,
@@ -76,7 +77,7 @@ fn link(guard: &SetGuard<'_>, node: Node<'_>) {
     put(count, get(count).wrapping_add(node.is_complex().into()));
 }
 
-/// Ends the wait of a node whose call is not completed.
+/// Removes a node from its queues, and marks it as not waiting. The call gets no outcome here.
 pub(super) fn withdraw(guard: &SetGuard<'_>, node: Node<'_>) {
     dequeue(guard, node);
     node.end();
@@ -143,7 +144,7 @@ pub(super) enum Changed<'a> {
     Nums(&'a [u16]),
 }
 
-/// Analogous to Linux's `do_smart_update`.
+/// Completes the waiting calls that have become possible. Analogous to Linux's `do_smart_update`.
 ///
 /// # Errors
 ///
@@ -171,8 +172,8 @@ fn update_all(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> 
     }
 }
 
-/// Carries out waits for zero.
-/// Analogous to Linux's `do_smart_wakeup_zero`.
+/// Completes the calls that wait for zero and have become possible. Analogous to Linux's
+/// `do_smart_wakeup_zero`.
 fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno> {
     let mut has_zero = false;
     let mut check = |num| -> Result<(), Errno> {
@@ -199,16 +200,17 @@ fn update_zero(txn: &mut Txn<'_, '_>, changed: Changed<'_>) -> Result<(), Errno>
     Ok(())
 }
 
-/// Scans the queue of semaphore `num`, or that of the set if `num` is none. Analogous to Linux's
-/// `wake_const_ops`.
+/// Tries the calls that wait for zero in the queue of semaphore `num`, or in that of the set if
+/// `num` is none. Analogous to Linux's `wake_const_ops`.
 fn scan_const(txn: &mut Txn<'_, '_>, num: Option<u16>) {
     let shared = txn.set().shared;
     let mut lines = queue(txn.set(), num, CONST_LIST).iter();
     let _is_whole = lines.all(|line| look_at(txn, Node { shared, line }).is_some());
 }
 
-/// The queue of a semaphore contains single decrements, so a walk over it ends at value 0.
-/// Analogous to Linux's `update_queue`.
+/// Tries the calls that change a semaphore, in the queue of semaphore `num`, or in that of the set
+/// if `num` is none. A semaphore's queue contains single decrements, so a walk over it ends at
+/// value 0. Analogous to Linux's `update_queue`.
 fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     let set = txn.set();
     let list = queue(set, num, ALTER_LIST);
@@ -236,10 +238,11 @@ fn scan(txn: &mut Txn<'_, '_>, num: Option<u16>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// If the call is not possible, records in its wait node which operation blocks it.
+/// Tries a waiting call. If it can go on or must fail, completes it. Otherwise records in its wait
+/// node which operation blocks it.
 ///
-/// Returns none for a call that `txn` has already completed: a hostile process has linked the queue
-/// into a ring.
+/// Returns None if `txn` has already completed this call. The caller meets a call twice only if a
+/// hostile process has linked the queue into a ring.
 fn look_at(txn: &mut Txn<'_, '_>, node: Node<'_>) -> Option<Verdict> {
     // Do not complete an interrupted call: it ends with `EINTR`, or was left by siglongjmp(3).
     if node.is_interrupted() {
@@ -278,7 +281,7 @@ pub(super) fn end_all(guard: &SetGuard<'_>) -> Completed {
     completed
 }
 
-/// Analogous to Linux's `count_semcnt`.
+/// Returns the number of calls that wait at semaphore `num`. Analogous to Linux's `count_semcnt`.
 pub(super) fn count(guard: &SetGuard<'_>, num: u16, list: usize) -> i32 {
     let set = guard.set;
     let singles = queue(set, Some(num), list).iter().count();

@@ -1,5 +1,5 @@
-//! Cleanup of semaphore sets after a task: words that it has frozen (locked), its waiting calls,
-//! and its undo records.
+//! Cleanup of semaphore sets after a task: the words that the task has frozen (locked), its waiting
+//! calls, and its undo records.
 //!
 //! # Grants to dead tasks
 //!
@@ -16,14 +16,14 @@
 //! grants this call later, `exit_sem` reverts the grant by the same rules.
 //!
 //! The cleanup does not revert a call that was granted before a `SETVAL` or `SETALL`
-//! (`set::SETTINGS`): these commands overwrite the effect of earlier calls, and clear undo
+//! (`set::SETTINGS`). These commands overwrite the effect of earlier calls, and clear undo
 //! adjustments.
 //!
 //! The cleanup cannot tell whether a task died before or after its waiting call was granted, so it
 //! reverts the call in both cases. Linux grants no call after the kill, and does not revert a call
 //! that was granted before the kill.
 //!
-//! A user can see this difference from Linux in two cases:
+//! A program can notice this difference from Linux in two cases:
 //! - The process ends before the grant. In corewalk, the dead process then gets units. If the
 //!   killed task was asleep, the granting call itself reverts the grant. Otherwise the next call
 //!   that would fail or that reads a value does so, or the watcher (`crate::watch`). A waiting call
@@ -59,8 +59,9 @@ pub(super) struct Reaper<'s> {
     pub(super) gone: u32,
 }
 
-/// The calling task `owner` holds the lock `REAPER` of `gone`. The cleanup may complete calls of
-/// other tasks that have died. Returns these tasks, and the caller reaps them.
+/// Cleans up after the dead task number `gone`, and applies its undo adjustments. Returns the tasks
+/// whose calls this completes and that may have died. The caller must reap these tasks. The calling
+/// task `owner` holds the lock `REAPER` of `gone`.
 ///
 /// # Errors
 ///
@@ -77,7 +78,7 @@ pub(crate) fn reap(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, E
     Ok(absent)
 }
 
-/// Unlike [`reap`], keeps the undo adjustments of the task.
+/// Like [`reap`], but keeps the undo adjustments of the task.
 pub(crate) fn settle(shared: &Shared, owner: Owner, gone: u32) -> Result<Absent, Errno> {
     let mut absent = Absent::new();
     let reaper = Reaper { shared, owner, gone };
@@ -159,7 +160,8 @@ impl<'s> Reaper<'s> {
     }
 }
 
-/// Returns the numbers of the changed semaphores.
+/// Applies the undo adjustments of a record in a transaction. Returns the numbers of the changed
+/// semaphores.
 ///
 /// A task that ends applies its undo adjustments without waiting for other tasks. So a value that
 /// would be below 0 or above `SEMVMX` becomes 0 or `SEMVMX`.
@@ -220,9 +222,11 @@ pub(super) enum Concern {
     Waits,
 }
 
-/// With `Concern::Waits` also returns the tasks that wait. The caller holds the set's lock. Clears
-/// the bit `OWED` if no wait node of a completed call is left, so that calls stop looking for dead
-/// tasks.
+/// Returns the tasks for which the caller must check whether they are dead. With `Concern::Waits`
+/// these include tasks that wait. The caller holds the set's lock.
+///
+/// Clears the bit `OWED` if no wait node of a completed call is left, so that calls stop looking
+/// for dead tasks.
 pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> {
     let shared = guard.set.shared;
     let whose = |record| shared.layout.undos.whose(&shared.region, record);
@@ -243,9 +247,9 @@ pub(super) fn tasks_of(guard: &SetGuard<'_>, concern: Concern) -> BTreeSet<u32> 
     tasks
 }
 
-/// Called by the watcher (the one waiting call that looks for dead tasks). Repairs a set whose lock
-/// has a dead holder, and completes an interrupted removal. Returns the tasks that the watcher must
-/// check for death.
+/// Checks all waiting calls, on behalf of the watcher (the one waiting call that looks for dead
+/// tasks). Repairs a set whose lock has a dead holder, and completes an interrupted removal.
+/// Returns the tasks that the watcher must check for death.
 pub(crate) fn look_at_waits(shared: &Shared, owner: Owner) -> Vec<u32> {
     let (mut suspects, mut sets) = (Vec::new(), BTreeSet::new());
     for (line, task) in shared.layout.waits.used(&shared.region) {

@@ -1,11 +1,11 @@
 //! Repair of a semaphore set after a task has died in the middle of a change.
 //!
-//! A dead task can leave three things: the set's lock, semaphore words that it froze (locked)
-//! without that lock (`freeze`), and a set that is only partly removed. If the last holder of a
+//! A dead task can leave the set's lock, or semaphore words that it froze (locked) without that
+//! lock (`freeze`). It can also leave a set that is only partly removed. If the last holder of a
 //! set's lock has died, the next task that takes the lock repairs the set first.
 //!
-//! The words of the semaphores, the wait nodes and the undo records are authoritative, and so is
-//! the set's word `COMMIT`: it says whether the dead task's transaction had completed its logs.
+//! The words of the semaphores, the wait nodes and the undo records are authoritative. So is the
+//! set's word `COMMIT`, which says whether the dead task's transaction had completed its logs.
 //! Recovery rebuilds the queues of waiting calls and the list of undo records.
 //!
 //! Each step of recovery can be repeated with the same result. If the recovering task dies too, the
@@ -35,8 +35,8 @@ pub(crate) const SETS: &Kind = &Kind {
 };
 
 impl<'s> Set<'s> {
-    /// If the last holder of the lock has died, its unfinished change is first completed or
-    /// reverted.
+    /// Takes the set's lock. If the last holder of the lock has died, first completes or reverts
+    /// its unfinished change.
     ///
     /// # Errors
     ///
@@ -47,8 +47,8 @@ impl<'s> Set<'s> {
         guard.filter(|guard| guard.set.is_published()).ok_or(Errno::IDRM)
     }
 
-    /// A removed set whose memory is not free yet can be locked, too. Returns none if the set is
-    /// freed and all its waiting calls have ended.
+    /// Like [`Set::lock`], but also locks a removed set whose memory is not free yet. Returns none
+    /// if the set is freed and all its waiting calls have ended.
     pub(super) fn lock_remains(
         self,
         owner: Owner,
@@ -57,7 +57,8 @@ impl<'s> Set<'s> {
         Ok(Some(self.lock_new(owner, wait)?).filter(|guard| guard.set.is_there()))
     }
 
-    /// For `semget`, which locks the slot of a set before it publishes the set.
+    /// Takes the lock of the set's slot, whether or not the set exists. `semget` takes this lock
+    /// before it publishes the set.
     pub(super) fn lock_new(self, owner: Owner, wait: Wait) -> Result<SetGuard<'s>, Errno> {
         let held = lock(self.shared, &self.line()[LOCK], owner, wait, || {
             let set = Set::at(self.shared, self.index);
@@ -68,7 +69,8 @@ impl<'s> Set<'s> {
 }
 
 impl SetGuard<'_> {
-    /// For a set that no lookup finds any more. Analogous to Linux's `freeary`.
+    /// Ends the waiting calls of a set that no lookup finds any more, and frees its memory.
+    /// Analogous to Linux's `freeary`.
     ///
     /// The caller holds the lock of all semaphore sets. If the caller dies during this function,
     /// the next holder of that lock completes the work.
@@ -98,7 +100,8 @@ impl SetGuard<'_> {
     }
 }
 
-/// The caller has taken over the lock from a dead holder.
+/// Completes or reverts the unfinished change of a dead task, and rebuilds the set's queues and
+/// lists. The caller has taken the set's lock from the dead task.
 ///
 /// # Errors
 ///
@@ -144,8 +147,9 @@ fn settle_nodes(set: Set<'_>, is_committed: bool) -> Completed {
     let mut completed = Completed::new();
     for (node, _) in nodes_of(set) {
         let Some(errno) = node.pending() else { continue };
-        // A wait node gets no second outcome, because its task may have returned from the call. The
-        // exception is `TAKEN_BACK`: the transaction was reverting a completed call.
+        // A wait node that has an outcome keeps it, because its task may have returned from the
+        // call. But if the logged outcome is `TAKEN_BACK`, the transaction was reverting a
+        // completed call.
         let is_to_be_told = node.outcome().is_none() || errno == TAKEN_BACK;
         match (is_committed, is_to_be_told) {
             (true, true) => completed.push((node.line, errno)),

@@ -24,19 +24,19 @@ use crate::shared::Shared;
 
 // Words of a set's line.
 pub(super) const LOCK: usize = 0;
-/// The payload of the set in this slot, or 0: the place of its semaphores, and its tag. A call that
-/// has taken the lock compares it with the payload of its lookup, since the set may have been
-/// removed in between.
+/// The payload of the set in this slot, or 0. It says where the set's semaphores are, and contains
+/// the set's tag. A call that has taken the lock compares this word with the payload of its lookup,
+/// since the set may have been removed in between.
 pub(super) const LIVE: usize = 1;
-/// In the set's line, a list of all waiting calls that change a semaphore. In a semaphore's line,
-/// the single decrements that wait at it.
+/// The word with the ends of a list. In the set's line, the list has all waiting calls that change
+/// a semaphore. In a semaphore's line, it has the single decrements that wait at the semaphore.
 pub(super) const ALTER_LIST: usize = 2;
-/// In the set's line, a list of the calls with several waits for zero. In a semaphore's line, the
-/// single waits for zero at it.
+/// The word with the ends of a list. In the set's line, the list has the calls with several waits
+/// for zero. In a semaphore's line, it has the single waits for zero at the semaphore.
 pub(super) const CONST_LIST: usize = 3;
 /// The word with the number of waiting calls of several operations.
 pub(super) const COMPLEX_COUNT: usize = 4;
-/// The undo records of the set.
+/// The word with the ends of the list of the set's undo records.
 pub(super) const UNDO_LIST: usize = 5;
 /// [`COMMITTING`], [`OWED`], and [`SETTINGS`].
 pub(super) const COMMIT: usize = 6;
@@ -47,9 +47,9 @@ pub(super) const TICKET: usize = 7;
 // Bits of `COMMIT`.
 /// A logged change is being stored.
 pub(super) const COMMITTING: u64 = 1;
-/// This bit of `COMMIT` says that a task may have died after another task completed its waiting
-/// call. A transaction that completes a waiting call sets the bit. Recovery sets it too. A call
-/// that looks for dead tasks clears the bit if no wait node of a completed call is left.
+/// A bit of `COMMIT`: a task may have died after another task completed its waiting call. A
+/// transaction that completes a waiting call sets the bit. Recovery sets it too. A call that looks
+/// for dead tasks clears the bit if no wait node of a completed call is left.
 pub(super) const OWED: u64 = 2;
 /// These bits of `COMMIT` count the `SETVAL` and `SETALL` calls made while [`OWED`] was set. These
 /// two commands clear undo adjustments, even those of completed calls whose tasks have not returned
@@ -78,12 +78,13 @@ const BASE_BITS: u32 = 27;
 const NSEMS_BITS: u32 = 16;
 const TAG_SHIFT: u32 = BASE_BITS + NSEMS_BITS;
 
-/// The low bits of [`TICKET`] that contain the ticket. The other bits contain a time in
-/// milliseconds.
+/// The number of low bits of the word [`TICKET`] that contain the ticket. The other bits contain a
+/// time in milliseconds.
 pub(super) const TICKET_BITS: u32 = 27;
 pub(super) const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
 
-/// The place of a set in the region.
+/// The contents of a set's payload: the first line of its semaphores, their number, and the set's
+/// tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) base: u32,
@@ -129,7 +130,7 @@ impl<'s> Set<'s> {
         Self { shared, index: object.index, place: Place::from_payload(object.payload) }
     }
 
-    /// `num` must be below the number of semaphores.
+    /// Returns the line of semaphore `num`, which must be below the number of semaphores.
     #[inline]
     pub(super) fn sem(&self, num: u16) -> &'s Line {
         self.shared.region.line(self.place.base.wrapping_add(u32::from(num)))
@@ -171,7 +172,7 @@ impl<'s> Set<'s> {
         self.shared.scope == Scope::Shared && is_any
     }
 
-    /// Also true if lookups do not find the set any more.
+    /// Returns true if the set's memory is not free yet. Lookups may not find the set any more.
     pub(super) fn is_there(&self) -> bool {
         get(&self.line()[LIVE]) == self.place.payload()
     }

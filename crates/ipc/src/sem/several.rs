@@ -42,8 +42,9 @@ use crate::task::Task;
 /// The largest number of operations.
 const SOPS_MAX: usize = 4;
 
-/// A try to freeze (lock) the words fails if another task has frozen or just changed one. Between
-/// two tries the call spins `PAUSES` times, for about as long as a freeze lasts.
+/// The number of times that a call tries to freeze (lock) its words. A try fails if another task
+/// has frozen or just changed one of the words. Between two tries the call spins `PAUSES` times,
+/// for about as long as a freeze lasts.
 const TRIES_MAX: u32 = if IS_MODEL { 2 } else { 16 };
 const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 
@@ -51,8 +52,8 @@ const PAUSES: u32 = if IS_MODEL { 1 } else { 8 };
 enum Not {
     /// The word is frozen, or another task has just changed it.
     Free,
-    /// The operations of the call are not possible now. The call fails with the errno. Without an
-    /// errno it takes the set's lock, to wait or to complete waiting calls.
+    /// The operations of the call are not possible now. With an errno, the call fails. Without one,
+    /// it takes the set's lock, to wait or to complete waiting calls.
     Possible(Option<Errno>),
 }
 
@@ -65,9 +66,11 @@ struct Frozen<'s> {
 }
 
 impl Task {
+    /// Carries out a call of a few operations without the set's lock.
+    ///
     /// # Errors
     ///
-    /// None if the call needs the set's lock.
+    /// Returns `Err(None)` if the call needs the set's lock.
     pub(super) fn semop_several(&self, set: Set<'_>, sops: &[SemBuf]) -> Result<(), Option<Errno>> {
         if sops.len() > SOPS_MAX || sops.iter().any(|sop| sop.is_undo()) {
             return Err(None);
@@ -107,7 +110,7 @@ impl Task {
 }
 
 impl Frozen<'_> {
-    /// Carries out one operation on the copies.
+    /// Freezes the semaphore's word, and carries out one operation on the copy of its value.
     #[inline]
     fn add(&mut self, sop: SemBuf, owner: u32) -> Result<(), Not> {
         if self.count == 0 || self.words[self.count - 1].0 != sop.sem_num {
@@ -141,15 +144,15 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// The word that was frozen first is thawed last: recovery needs its log while any word is
-    /// frozen.
+    /// Thaws all words unchanged. The word that was frozen first is thawed last, because recovery
+    /// needs its log while any word is frozen.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));
     }
 
-    /// The word of the first semaphore is stored last: recovery reads in the log of this semaphore
-    /// that the call is committed.
+    /// Stores the new words, which also thaws them. The word of the first semaphore is stored last,
+    /// because recovery reads in the log of this semaphore that the call is committed.
     #[inline]
     fn commit(&self, pid: u32) {
         let set = self.set;
@@ -166,8 +169,8 @@ impl Frozen<'_> {
         self.words().for_each(|(num, before, value)| set.thaw(num, before.with(value, pid)));
     }
 
-    /// The words come in the order in which they must be thawed (unlocked): the last frozen one
-    /// first.
+    /// Returns the frozen words in the order in which they must be thawed (unlocked): the last
+    /// frozen one comes first.
     fn words(&self) -> impl Iterator<Item = (u16, Word, i32)> {
         self.words[..self.count].iter().rev().copied()
     }

@@ -138,8 +138,8 @@ fn set_that_was_overwritten_ends_its_waits_and_is_removed() {
     assert_eq!((other.sem_rmid(id), used(&other)), (Err(Errno::INVAL), [0, 0, 0]));
 }
 
-/// A call that has looked up a set before its removal must not wait at the set, even if a stopped
-/// process prevents the end of the removal.
+/// A call that has looked up a set before its removal must not wait at the set. This holds even if
+/// a stopped process prevents the end of the removal.
 #[test]
 fn call_that_found_a_set_before_its_removal_does_not_wait_there() {
     let namespace = namespace(2);
@@ -212,7 +212,7 @@ fn undo_record_that_waits_for_its_pool_blocks_no_other_operation() {
         for _ in 0..1000 {
             other.semop(id, &[SemBuf::new(0, 1, SemFlags::empty())]).unwrap();
             other.semop(id, &[SemBuf::new(0, -1, SemFlags::empty())]).unwrap();
-            // The task has its undo record already.
+            // The task `other` has its undo record already, so it needs no memory from the pool.
             other.semop(id, &[SemBuf::new(1, 1, SemFlags::UNDO)]).unwrap();
             other.semop(id, &[SemBuf::new(1, -1, SemFlags::UNDO)]).unwrap();
         }

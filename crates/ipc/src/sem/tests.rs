@@ -43,7 +43,7 @@ fn operations_on_different_semaphores_change_no_common_line() {
     let task = task();
     let id = task.semget(IPC_PRIVATE, 4, GetFlags::empty(), 0o600).unwrap();
     // The first operation on a semaphore allocates the undo record and stores the time. Perform it
-    // before the measurement, so that no measured operation writes the lines that this changes.
+    // before the measurement, so that no measured operation changes those lines.
     (0..4).for_each(|num| task.semop(id, &[SemBuf::new(num, 1, SemFlags::UNDO)]).unwrap());
     let by = |sops: &[SemBuf]| changed(&task, || task.semop(id, sops).unwrap());
     for undo in [SemFlags::empty(), SemFlags::UNDO] {

@@ -49,7 +49,7 @@ use crate::field::get;
 pub(super) enum Verdict {
     /// The call was carried out.
     Done,
-    /// The operation with this index has to wait.
+    /// The call has to wait. The number is the index of the operation that blocks it.
     Blocks(usize),
     /// The call cannot be carried out.
     Fails(Errno),
@@ -61,7 +61,8 @@ pub(super) struct Frozen {
     pub(super) before: Word,
     pub(super) value: i32,
     pub(super) pid: u32,
-    /// The bits for waiting calls that the commit adds.
+    /// The bits `ALTER`, `ZERO` and `COMPLEX` that the commit adds to the word, for calls that
+    /// wait.
     pub(super) waiters: u64,
 }
 
@@ -101,7 +102,8 @@ impl<'g, 's> Txn<'g, 's> {
         self.completed.iter().any(|(_, errno)| *errno == 0)
     }
 
-    /// A word frozen by this transaction gives its copy's value.
+    /// Returns the value of semaphore `num`. If this transaction has frozen the word, the value is
+    /// that of the transaction's copy.
     pub(super) fn peek(&self, num: u16) -> Option<i32> {
         match self.find(num) {
             Ok(at) => Some(self.frozen[at].value),
@@ -116,7 +118,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// Changes only this transaction's copies. Analogous to Linux's `perform_atomic_semop`.
+    /// Carries out a call on this transaction's copies, if that is possible. Analogous to Linux's
+    /// `perform_atomic_semop`.
     pub(super) fn perform(&mut self, call: Call<'_>) -> Verdict {
         for (at, sop) in call.sops.iter().enumerate() {
             let verdict = self.step(call, *sop, at).unwrap_or_else(Verdict::Fails);
@@ -159,7 +162,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(())
     }
 
-    /// The caller must wake the returned tasks after it has released the set's lock.
+    /// Stores all changes, and thaws the words. Returns the tasks that the caller must wake after
+    /// it has released the set's lock.
     pub(super) fn commit(mut self) -> Wakes {
         let complex = get(self.guard.field(COMPLEX_COUNT)) != 0;
         let set = self.set();
@@ -199,7 +203,8 @@ impl<'g, 's> Txn<'g, 's> {
     fn log(&self, set: Set<'_>, complex: bool, settings: u64) {
         for frozen in &self.frozen {
             let after = frozen.after(set, complex);
-            // ORDERING(ipc-commit): Release. Stored before `COMMITTING`, see `commit`.
+            // ORDERING(ipc-commit): Release. The log must be visible before `COMMITTING`, see
+            // `commit`.
             set.sem(frozen.num)[REDO].store(after.thaw().0, Ordering::Release);
         }
         for cell in self.cells.iter().filter(|cell| cell.before != cell.adj) {
@@ -228,7 +233,8 @@ impl<'g, 's> Txn<'g, 's> {
         Ok(&mut self.frozen[at])
     }
 
-    /// First freezes (locks) the semaphore's word, which protects the adjustment.
+    /// Returns the copy of an undo adjustment. First freezes (locks) the semaphore's word, which
+    /// protects the adjustment.
     pub(super) fn cell(&mut self, record: u32, num: u16) -> Result<&mut Cell, Errno> {
         self.frozen(num)?;
         let key = (num, record);

@@ -10,13 +10,14 @@
 //! # Owners
 //!
 //! An undo record is in the list of its set, which the set's lock protects. The task also keeps the
-//! numbers of its undo records in its own memory. The removal of a set frees its undo records, so a
-//! task that ends checks under the set's lock whether a record still belongs to it (trap I8 in
-//! `traps.md`).
+//! numbers of its undo records in its own memory. The removal of a set frees its undo records. So a
+//! task that ends checks under the set's lock whether a record still belongs to the task (trap I8
+//! in `traps.md`).
 //!
 //! The set's list and the task's list are not authoritative. A cache line is the first of an undo
-//! record if its word `WHOSE` names a task and a set, and its pool header names the same task. A
-//! task that frees another task's record first stores its own number in the header.
+//! record if two conditions hold. Its word `WHOSE` names a task and a set. Its pool header names
+//! the same task. A task that frees another task's record first stores its own number in the
+//! header.
 //!
 //! # A single operation
 //!
@@ -26,9 +27,9 @@
 //! 3. It stores the new undo adjustment.
 //! 4. It stores the semaphore's new word, which also thaws it.
 //!
-//! If the task dies before it stores the semaphore's new word, the semaphore keeps its old value,
-//! and recovery restores the old adjustment from the log. If there is no log yet, the adjustment is
-//! unchanged.
+//! The task may die before it stores the semaphore's new word. Then the semaphore keeps its old
+//! value, and recovery restores the old adjustment from the log. If there is no log yet, the
+//! adjustment is unchanged.
 //!
 //! Source: Linux `ipc/sem.c` (`find_alloc_undo`, `exit_sem`); research on crash-safe undo.
 
@@ -69,8 +70,8 @@ const IS_RECORD: u64 = 1 << 63;
 
 const LOG_VALID: u64 = 1 << 63;
 
-/// Some records in a task's list may have been freed. The task removes these when the length of the
-/// list is a power of two, and at least this number.
+/// The minimum length at which a task removes freed records from its list. The task does so
+/// whenever the length of the list is a power of two.
 const UNDOS_KEPT: usize = 64;
 
 /// The number of entries in a task's cache of undo records.
@@ -110,8 +111,9 @@ pub(super) fn log_adj(shared: &Shared, record: u32, num: u16, adj: Option<i32>) 
     cell(shared, record, num)[REDO_ADJ].store(redo, Ordering::Release);
 }
 
-/// If the dead task had committed its transaction, the undo adjustment is stored from the redo log.
-/// The semaphore's word stays frozen (locked).
+/// Completes or discards a change that a dead task has logged. If the task had committed its
+/// transaction, stores the undo adjustment from the redo log. The semaphore's word stays frozen
+/// (locked).
 pub(super) fn settle_adj(shared: &Shared, record: u32, num: u16, is_committed: bool) {
     let redo = get(&cell(shared, record, num)[REDO_ADJ]);
     if redo & LOG_VALID != 0 {
@@ -127,7 +129,7 @@ pub(crate) struct Undos {
     /// The first cache line of each undo record. Some records may have been freed since, together
     /// with their set.
     pub(super) records: Mutex<Vec<u32>>,
-    /// Indexed by the slot of the set; see [`cached`].
+    /// A cache of undo records, indexed by the low bits of the set's slot; see [`cached`].
     cache: Box<[AtomicU64]>,
 }
 
@@ -138,7 +140,8 @@ impl Default for Undos {
     }
 }
 
-/// Analogous to Linux's `find_alloc_undo`.
+/// Returns the undo record of the task for a set, and allocates one if there is none. Analogous to
+/// Linux's `find_alloc_undo`.
 pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Errno> {
     let (set, task) = (guard.set, guard.owner.index);
     if let Some(record) = cached(set, undos, task) {
@@ -152,6 +155,8 @@ pub(super) fn find_alloc(guard: &SetGuard<'_>, undos: &Undos) -> Result<u32, Err
     Ok(record)
 }
 
+/// Returns the undo record of a task for a set, if it is in the task's cache.
+///
 /// A caller without the set's lock must have frozen (locked) the word of one of the set's
 /// semaphores. If that word contains the set's tag (version number), the set and the undo record
 /// exist.
@@ -163,13 +168,15 @@ pub(super) fn cached(set: Set<'_>, undos: &Undos, task: u32) -> Option<u32> {
     (is_hit && is_of_set(set, low(entry), task)).then_some(low(entry))
 }
 
-/// The set's tag, and the high bits of its slot.
+/// Returns the bits by which a cache entry is recognised as that of `set`: the set's tag, and the
+/// high bits of its slot.
 #[inline]
 fn cache_check(set: Set<'_>) -> u64 {
     set.place.tag << 8 | (u64::from(set.index) / UNDO_CACHE as u64) & 0xff
 }
 
-/// An earlier set in the same slot does not count.
+/// Returns true if the record is that of the task for this set, and not for an earlier set in the
+/// same slot.
 #[inline]
 fn is_of_set(set: Set<'_>, record: u32, task: u32) -> bool {
     let first = set.shared.region.line(record);
@@ -210,7 +217,7 @@ pub(super) fn is_record_of(shared: &Shared, record: u32, task: u32) -> Option<u3
     (is_own && shared.layout.undos.whose(&shared.region, record) == Some(task)).then_some(set)
 }
 
-/// True only if the record is also in the set's list.
+/// Returns true if the record is the task's record for this set, and is in the set's list.
 pub(super) fn is_at(guard: &SetGuard<'_>, record: u32, task: u32) -> bool {
     let is_own = is_record_of(guard.set.shared, record, task) == Some(guard.set.index);
     is_own && list(guard).iter().any(|other| other == record)

@@ -53,8 +53,8 @@ const WAITERS: u64 = ALTER | ZERO | COMPLEX;
 const TAG_SHIFT: u32 = 21;
 const PID_SHIFT: u32 = 42;
 
-/// In a frozen (locked) word: the number of the task that froze it, and a bit for a task that holds
-/// the set's lock.
+/// The bits of a frozen (locked) word's pid field that contain the number of the task. `IS_LOCKED`
+/// is set if the task holds the set's lock.
 const OWNER: u32 = IS_LOCKED - 1;
 const IS_LOCKED: u32 = 1 << 21;
 
@@ -103,7 +103,8 @@ impl Word {
         self.0 >> 20 & 1
     }
 
-    /// The operation adds `op`, and the new value is `result`.
+    /// Returns true if an operation may make a waiting call possible. The operation adds `op`, and
+    /// the new value is `result`.
     #[inline]
     pub(super) fn concerns(self, op: i32, result: i32) -> bool {
         let waiters = self.waiters();
@@ -132,7 +133,7 @@ impl Word {
         Self(self.with(self.value(), owner & OWNER).0 | FROZEN)
     }
 
-    /// For a task that holds the set's lock.
+    /// Returns the word frozen by a task that holds the set's lock.
     #[inline]
     pub(super) fn freeze_locked(self, owner: u32) -> Self {
         Self(self.with(self.value(), owner & OWNER | IS_LOCKED).0 | FROZEN)
@@ -148,7 +149,7 @@ impl Word {
         self.is_frozen() && self.pid() & IS_LOCKED != 0
     }
 
-    /// Also flips the phase bit (module `log`).
+    /// Returns the word thawed, with a flipped phase bit (module `log`).
     #[inline]
     pub(super) fn thaw(self) -> Self {
         Self(self.0 & !FROZEN ^ PHASE)

@@ -2,8 +2,8 @@
 //! task.
 //!
 //! Addresses belong to one process, so the table from addresses to segments is in the task's own
-//! memory. Shared memory contains only the number of attaches of each task. These numbers remain if
-//! a task dies.
+//! memory. Shared memory contains only how often each task has attached a segment. These numbers
+//! remain if a task dies.
 //!
 //! Source: shmop(2); Linux `ipc/shm.c` (`do_shmat`, `shm_open`, `shm_close`, `ksys_shmdt`,
 //! `exit_shm`).
@@ -32,8 +32,8 @@ pub(crate) struct Own {
     pub(super) made: Vec<u32>,
     /// The attached segments by address.
     attached: BTreeMap<usize, Attached>,
-    /// True if the task has a hold: an open file with a lock, which shows that some process still
-    /// has the task's mappings.
+    /// True if the task has a hold (an open file with a lock). By the hold, other tasks see that
+    /// some process still has the task's mappings.
     has_hold: bool,
 }
 
@@ -64,8 +64,8 @@ impl Mapping<'_> {
         self.attached.size_bytes
     }
 
-    /// Returns the address at which the host must map the segment, a multiple of the page size. If
-    /// it is `None`, the host chooses the address.
+    /// Returns the address at which the host must map the segment: a multiple of the page size.
+    /// Returns `None` if the host may choose the address.
     #[must_use]
     pub fn address(&self) -> Option<usize> {
         self.address
@@ -85,8 +85,8 @@ impl Mapping<'_> {
         let task = self.task;
         self.is_kept = true;
         let before = task.shm.lock().attached.insert(address, self.attached);
-        // If the lock of all segments cannot be acquired, the attach counts, but its time and pid
-        // are not recorded, and a segment that it replaces stays attached.
+        // If the lock of all segments cannot be acquired, the segment counts as attached all the
+        // same. But the time and the pid are not recorded, and a replaced segment stays attached.
         let _noted = locked(task.shm_ids(), |ids, gone| {
             if let Ok(segment) = Segment::named(ids, self.attached.name) {
                 segment.note(ATIME, task.pid);
@@ -304,7 +304,7 @@ impl Task {
         Ok(child)
     }
 
-    /// Skips attaches that `child` already has.
+    /// Attaches the segments of this task to `child`. Skips attaches that `child` already has.
     fn copy_attached(&self, child: &Self) -> Result<(), Errno> {
         let ids = child.shm_ids().lock()?;
         let attached = self.shm.lock().attached.clone();
@@ -320,7 +320,7 @@ impl Task {
         })
     }
 
-    /// Undoes the count of [`Task::shmat`].
+    /// Subtracts the attach that [`Task::shmat`] has counted.
     fn uncount(&self, name: SegmentName) {
         // If the lock cannot be acquired, the attach stays counted.
         let _uncounted = locked(self.shm_ids(), |ids, gone| {
@@ -334,7 +334,7 @@ impl Task {
 ///
 /// # Errors
 ///
-/// `EBUSY` if a forked child without attach records of its own still has the mappings. After an
+/// `EBUSY` if a forked child has the task's mappings, but no attach records of its own. After an
 /// error, another task cleans up later.
 pub(crate) fn exit_shm(task: &Task) -> Result<(), Errno> {
     let Own { made, attached, has_hold } = std::mem::take(&mut *task.shm.lock());

@@ -32,10 +32,10 @@ const SEGMENTS: u32 = 4;
 const HERE: usize = 0x10_000;
 const THERE: usize = 0x20_000;
 
-/// The stores of a call, at most.
+/// The maximum number of stores of one call.
 const STORES_MAX: u64 = 1000;
 
-/// One word for each slot; one bit for each serial number.
+/// Records which segments have memory: one word for each slot, with one bit for each serial number.
 struct Memory {
     file: Arc<OwnedFd>,
     there: [AtomicU64; SEGMENTS as usize],
@@ -150,7 +150,8 @@ impl World {
         Ok(seen)
     }
 
-    /// Checks the internal state. The error describes the inconsistency.
+    /// Checks that attach records and memory exist only for existing segments. The error describes
+    /// the first fault.
     fn audit(&self) -> Result<(), String> {
         let shared = &*self.survivor.shared;
         let pool = shared.layout.attaches;

@@ -19,7 +19,7 @@ use crate::task::Task;
 
 /// Keep the segment in memory.
 pub const SHM_LOCK: i32 = 11;
-/// Let the segment be swapped out.
+/// Allow the segment's memory to be swapped out.
 pub const SHM_UNLOCK: i32 = 12;
 /// As `IPC_STAT`, by index.
 pub const SHM_STAT: i32 = 13;
@@ -28,14 +28,15 @@ pub const SHM_INFO: i32 = 14;
 /// As `SHM_STAT`, without a permission check.
 pub const SHM_STAT_ANY: i32 = 15;
 
-/// The answer to `SHM_INFO`, without the limits.
+/// The totals of all segments that `SHM_INFO` returns. `SHM_INFO` also returns limits, which are
+/// not here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShmTotals {
     /// The number of segments.
     pub segments: u32,
     /// The pages of all segments.
     pub pages: u64,
-    /// The highest index in use, or 0.
+    /// The highest index in use, or 0 if there is no segment.
     pub index_max: u32,
 }
 
@@ -87,7 +88,7 @@ impl Task {
         Ok(ShmId::from_raw(ipcget(self, &ids, key, flags, mode, check, make)?))
     }
 
-    /// Analogous to Linux's `newseg`.
+    /// Creates a segment with its memory, and returns its id. Analogous to Linux's `newseg`.
     fn new_segment(
         &self,
         ids: &IdsGuard<'_>,
@@ -124,8 +125,8 @@ impl Task {
     ///
     /// # Errors
     ///
-    /// Returns `EACCES` if the caller has no read permission, `EIDRM` if the segment was removed
-    /// during the call, and `EINVAL` if there is no such segment.
+    /// Returns `EACCES` if the caller has no read permission. Returns `EIDRM` if the segment was
+    /// removed during the call, and `EINVAL` if there is no such segment.
     ///
     /// # Examples
     ///
@@ -149,7 +150,7 @@ impl Task {
         self.shm_stat_by(By::Id, shmid.raw(), IPC_STAT)
     }
 
-    /// Like [`Task::shm_stat`], for the segment at an index of the id table: `SHM_STAT`. The answer
+    /// Like [`Task::shm_stat`], for the segment at an index of the id table: `SHM_STAT`. The result
     /// contains the id of the segment.
     ///
     /// # Errors
@@ -344,10 +345,10 @@ impl Task {
         Ok(())
     }
 
-    /// The caller holds no lock.
+    /// Cleans up after the dead tasks that have the segment attached. The caller holds no lock.
     ///
-    /// If the cleanup after a dead task fails, `shm_nattch` stays too high. This is safe: a caller
-    /// that waits until `shm_nattch` is 0 then waits too long, but is never misled.
+    /// If a cleanup fails, `shm_nattch` stays too high. This is safe: a caller that waits until
+    /// `shm_nattch` is 0 then waits too long, but is never misled.
     pub(super) fn reap_attachers(&self, shmid: i32) {
         let index = shmid.cast_unsigned() & (SLOTS_MAX - 1);
         let attachers = |ids| Segment::at(&ids, index).map(|segment| segment.attachers());

@@ -20,7 +20,8 @@ use crate::{
     SHM_DEST, SegmentName, SemBuf, SemFlags, ShmFlags, ShmId, Task,
 };
 
-/// Two switches: dead tasks' hold files seem locked, and memory removals fail.
+/// A source of segment memory with two switches for the tests. One makes the hold files of dead
+/// tasks seem locked. The other makes the removal of memory fail.
 #[derive(Clone, Default)]
 struct Scene(Arc<(Memfds, AtomicBool, AtomicBool)>);
 
@@ -38,7 +39,7 @@ impl Scene {
 
 impl Backing for Scene {
     fn create(&self, name: SegmentName, size_bytes: u64) -> Result<(), Errno> {
-        // There is memory for two segments.
+        // Simulate a file system with space for the memory of two segments.
         if self.0.0.count() == 2 { Err(Errno::NOSPC) } else { self.0.0.create(name, size_bytes) }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each segment is a sparse file, named by its slot and its serial number. No other segment of the
 //! namespace ever has that name. The permissions of the folder decide which users may open the
-//! segments: each file gets the owner, the group and the permission bits of the folder, without
+//! segments. Each file gets the owner, the group and the permission bits of the folder, without
 //! execute bits.
 //!
 //! A process that has changed its user or its root directory may be unable to reach the segments'
@@ -11,9 +11,9 @@
 //!
 //! # Files of killed processes
 //!
-//! A process may be killed after it has created a file and before it publishes the segment, or
-//! after it has removed the segment and before it removes the file. The next segment of the slot
-//! removes a file that was left in this way.
+//! A process may be killed after it has created a file and before it publishes the segment. It may
+//! also be killed after it has removed the segment and before it removes the file. The next segment
+//! of the slot removes a file that was left in this way.
 //!
 //! # Holds
 //!
@@ -57,11 +57,11 @@ const FILE_BITS: u32 = 0o666;
 /// link, and does not wait for the other end of a FIFO.
 const FOREIGN: OFlags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// Afterwards the file gets the permissions of the folder.
+/// The permissions with which a file is created. Afterwards the file gets those of the folder.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// A try to lock the hold file fails while another process checks for a hold, since the check locks
-/// the file.
+/// The number of tries to lock a hold file. A try fails while another process checks for a hold,
+/// since the check locks the file.
 const HOLD_TRIES: u32 = 1000;
 
 /// Memory of segments as files in a folder.
@@ -92,7 +92,8 @@ enum Folder {
     Path(PathBuf),
     Descriptor {
         number: BorrowedFd<'static>,
-        /// The device and inode of the folder.
+        /// The device and inode number of the folder, to notice that `number` stands for another
+        /// file now.
         identity: (u64, u64),
     },
 }
@@ -152,8 +153,8 @@ impl SegmentFiles {
         }
     }
 
-    /// A process that reaches the folder only by a descriptor, or has another root directory,
-    /// cannot know that the folder is removed. It gets false.
+    /// Returns true if the folder is removed. A process that reaches the folder only by a
+    /// descriptor, or has another root directory, cannot know that. It gets false.
     fn is_gone(&self) -> bool {
         let Folder::Path(path) = &self.0 else { return false };
         let is_parent_there = path.parent().is_some_and(Path::is_dir);
@@ -186,8 +187,8 @@ impl Backing for SegmentFiles {
         })
     }
 
-    /// For [`Access::Read`] the descriptor is read-only, so mprotect(2) cannot make a mapping of it
-    /// writable.
+    /// Opens the file of a segment. For [`Access::Read`] the descriptor is read-only, so
+    /// mprotect(2) cannot make a mapping of it writable.
     fn open(&self, name: SegmentName, access: Access) -> Result<Arc<OwnedFd>, Errno> {
         let access = match access {
             Access::Read => OFlags::RDONLY,
@@ -209,17 +210,17 @@ impl Backing for SegmentFiles {
         let flags = OFlags::CREATE | OFlags::RDONLY | FOREIGN;
         let file = openat(&folder, hold_name(task), flags, PRIVATE)?;
         let status = fstat(&file)?;
-        // Another user with write access to the folder may have put a hard link to a file of this
-        // process's user in place of the task's locked file. Such a file must keep its owner and
-        // permissions.
+        // Another user with write access to the folder may have replaced the task's locked file by
+        // a hard link. The link may lead to a file of this process's user. Such a file must keep
+        // its owner and permissions.
         let is_only_here = status.st_nlink == 1;
         if is_only_here && status.st_uid == rustix::process::geteuid().as_raw() {
             hand_over(&file, &fstat(&folder)?)?;
         }
         for _ in 0..HOLD_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Another process that checks whether an earlier task still has a hold locks this
-                // file for a moment. So try again.
+                // Another process may have locked this file for a moment, to check whether an
+                // earlier task still has a hold. So try again.
                 Err(Errno::AGAIN) => thread::yield_now(),
                 done => return done.map(|()| file),
             }
@@ -347,7 +348,7 @@ mod tests {
         files.create(NAME, 1).unwrap();
         let hold = files.hold(7).unwrap();
         assert_eq!(folder.names(), ["7-3", "task-7"]);
-        // Another folder has the number by now.
+        // Pass a descriptor number that stands for another folder by now.
         let number = open(folder.0.parent().unwrap()).as_fd();
         let super::Folder::Descriptor { identity, .. } = files.0 else { unreachable!() };
         let lost = SegmentFiles(super::Folder::Descriptor { number, identity });
@@ -411,7 +412,8 @@ mod tests {
         assert!(elsewhere.is_held(7) && !elsewhere.remove(NAME), "the state is unknown");
     }
 
-    /// Another user may write in the folder.
+    /// If another user may write to the folder, the folder can contain a hard link to another file,
+    /// or a FIFO. `SegmentFiles` must not change such files, and must not wait for them.
     #[test]
     fn file_of_another_name_and_fifo_are_left_alone() {
         let folder = Folder::new("foreign");

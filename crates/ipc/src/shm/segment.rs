@@ -16,7 +16,8 @@
 //! - It had attached segments, or was making or freeing an attach record: [`reap`] frees all attach
 //!   records that the pool assigns to the task.
 //! - A forked child has the dead task's mappings, but no attach records of its own: [`reap`] keeps
-//!   the dead task's records until the child has made its own or has ended (`backing`).
+//!   the dead task's records. It keeps them until the child has made its own or has ended
+//!   (`backing`).
 //! - It had removed a segment, but not yet the segment's memory: `HAS_MEMORY` is set, and a later
 //!   task removes the memory.
 //!
@@ -46,7 +47,7 @@ pub const SHM_LOCKED: u16 = 0o2000;
 
 // Words of a segment's line.
 const SIZE: usize = 0;
-/// The list of the segment's records.
+/// The word with the ends of the list of the segment's attach records.
 const ATTACHES: usize = 1;
 /// The time of the last attach.
 pub(super) const ATIME: usize = 2;
@@ -65,16 +66,16 @@ const WHOSE: usize = 0;
 const LINKS: usize = 1;
 const COUNT: usize = 2;
 
-/// The segment was attached at least once.
+/// A bit of the word `CREATOR`: the segment was attached at least once.
 const WAS_ATTACHED: u64 = 1 << 63;
-/// Set while the segment's memory exists.
+/// A bit of the word `SERIAL`: the segment's memory exists.
 const HAS_MEMORY: u64 = 1 << 63;
 
 const SERIAL_MASK: u64 = (1 << 48) - 1;
-/// Set in every payload, so that no payload is 0.
+/// A bit that is set in every payload, so that no payload is 0.
 const PAYLOAD: u64 = 1 << 63;
 
-/// Set in each attach record, above serial number and slot.
+/// A bit of the word `WHOSE` that is set in each attach record in use.
 const IS_RECORD: u64 = 1 << 63;
 
 /// Segments, for the code that all kinds share.
@@ -86,11 +87,11 @@ pub(crate) const SEGMENTS: &Kind = &Kind {
     may_ctl: |hook, cred, perm, cmd| hook.shm_shmctl(cred, perm, cmd),
 };
 
-/// The memory of these removed segments must be removed after the lock of all segments was
+/// The removed segments whose memory must still be removed, after the lock of all segments was
 /// released.
 pub(super) type Gone = Vec<SegmentName>;
 
-/// The caller holds the lock of all segments while this value exists.
+/// An existing segment. The caller holds the lock of all segments while this value exists.
 pub(super) struct Segment<'g, 's> {
     ids: &'g IdsGuard<'s>,
     pub(super) object: Object,
@@ -110,7 +111,7 @@ pub struct ShmStat {
     pub atime_s: u64,
     /// The time of the last shmdt(2), in seconds since 1970, or 0.
     pub dtime_s: u64,
-    /// The last change, in seconds since 1970.
+    /// The time of the creation or of the last `IPC_SET`, in seconds since 1970.
     pub ctime_s: u64,
     /// The pid of the creator.
     pub cpid: u32,
@@ -151,9 +152,11 @@ pub(super) fn line(shared: &Shared, index: u32) -> &Line {
 }
 
 impl<'g, 's> Segment<'g, 's> {
+    /// Returns the segment called `name`.
+    ///
     /// # Errors
     ///
-    /// `EIDRM` if the segment called `name` is gone, even if its slot now contains a later segment.
+    /// `EIDRM` if the segment is gone, even if its slot now contains a later segment.
     pub(super) fn named(ids: &'g IdsGuard<'s>, name: SegmentName) -> Result<Self, Errno> {
         let segment = Self::at(ids, name.index).filter(|segment| name_of(&segment.object) == name);
         segment.ok_or(Errno::IDRM)
@@ -217,8 +220,8 @@ impl<'g, 's> Segment<'g, 's> {
         Ok(())
     }
 
-    /// After the last detach, removes the segment if it is marked for removal, or if
-    /// `is_shm_rmid_forced` is set.
+    /// Subtracts `count` attaches of a task. After the last detach, removes the segment if it is
+    /// marked for removal, or if `is_shm_rmid_forced` is set.
     pub(super) fn detach(&self, task: u32, count: u64, gone: &mut Gone) {
         let shared = self.shared();
         if let Some(record) = self.find(task) {
@@ -234,14 +237,17 @@ impl<'g, 's> Segment<'g, 's> {
         self.destroy_if_due(gone);
     }
 
-    /// `time` is [`ATIME`] for an attach, and [`DTIME`] for a detach.
+    /// Records the pid and the time of an attach or a detach. `time` is [`ATIME`] for an attach,
+    /// and [`DTIME`] for a detach.
     pub(super) fn note(&self, time: usize, pid: u32) {
         let line = self.line();
         put(&line[time], now_s());
         put(&line[PIDS], pair(low(get(&line[PIDS])), pid));
     }
 
-    /// Analogous to Linux's `shm_may_destroy` and `shm_destroy`.
+    /// Removes the segment if no task has it attached and it may be removed: it is marked for
+    /// removal, or `is_shm_rmid_forced` is set. Analogous to Linux's `shm_may_destroy` and
+    /// `shm_destroy`.
     fn destroy_if_due(&self, gone: &mut Gone) {
         // Look the segment up again: its mode may have got the mark for removal after the copy in
         // `self` was made.
@@ -255,15 +261,15 @@ impl<'g, 's> Segment<'g, 's> {
         }
     }
 
-    /// If the task dies after it has marked the segment for removal, recovery removes the segment.
-    /// Analogous to Linux's `do_shm_rmid`.
+    /// Marks the segment for removal, and removes it if no task has it attached. If this task dies
+    /// after the mark, recovery removes the segment. Analogous to Linux's `do_shm_rmid`.
     pub(super) fn remove(&self, gone: &mut Gone) {
         self.ids.set_key_private(&self.object, SHM_DEST);
         self.destroy_if_due(gone);
     }
 
-    /// If `task` is the creator of the segment, records that the creator has ended. Analogous to
-    /// Linux's `exit_shm`.
+    /// Records the end of a task, if this task is the creator of the segment. May then remove the
+    /// segment. Analogous to Linux's `exit_shm`.
     pub(super) fn orphan(&self, task: u32, gone: &mut Gone) {
         let creator = &self.line()[CREATOR];
         let seen = get(creator);
@@ -298,8 +304,8 @@ impl<'g, 's> Segment<'g, 's> {
     }
 }
 
-/// Removes the memory of the segments that `act` has removed, after it has released the lock. The
-/// caller holds no lock.
+/// Runs `act` under the lock of all segments. After it has released the lock, removes the memory of
+/// the segments that `act` has removed. The caller holds no lock.
 pub(super) fn locked<'r, T>(
     ids: Ids<'r>,
     act: impl FnOnce(&IdsGuard<'r>, &mut Gone) -> Result<T, Errno>,
@@ -337,7 +343,8 @@ pub(super) fn give_back(shared: &Shared, name: SegmentName) {
     );
 }
 
-/// The caller holds the lock of all segments, and no segment uses the slot.
+/// Removes the memory that the last segment of a slot still has. The caller holds the lock of all
+/// segments, and no segment uses the slot.
 fn give_back_left(shared: &Shared, index: u32) {
     let serial = get(&line(shared, index)[SERIAL]);
     if serial & HAS_MEMORY != 0 {
@@ -345,7 +352,8 @@ fn give_back_left(shared: &Shared, index: u32) {
     }
 }
 
-/// Skips slot `but`, since the caller is creating a segment in it.
+/// Removes the memory of all removed segments. Skips slot `but`, in which the caller is creating a
+/// segment.
 pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32>) {
     for index in (0..shared.layout.shm_ids.slots).filter(|index| Some(*index) != but) {
         if ids.ids.live(index).is_none() {
@@ -354,8 +362,9 @@ pub(crate) fn give_back_all(shared: &Shared, ids: &IdsGuard<'_>, but: Option<u32
     }
 }
 
-/// Returns false if attaches must stay for a forked child that has the task's mappings, but no
-/// attach records of its own. A later call tries again.
+/// Detaches the segments of a dead task, and frees its attach records. Returns false if attaches
+/// must stay for a forked child that has the task's mappings, but no attach records of its own. A
+/// later call tries again.
 pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
     let (shared, owner, slots) = (ids.shared, ids.owner, ids.slots());
     let mut is_held = None;
@@ -381,7 +390,7 @@ pub(crate) fn reap(ids: Ids<'_>, task: u32) -> Result<bool, Errno> {
             return Ok(false);
         }
         shared.backing.forget(task);
-        // The attach records that the pool still assigns to the dead task are in no list: the task
+        // The attach records that the pool still assigns to the dead task are in no list. The task
         // was making or freeing them when it died.
         let pool = shared.layout.attaches;
         for (record, _) in pool.used(&shared.region).filter(|(_, whose)| *whose == task) {
@@ -398,11 +407,12 @@ fn end_slot(ids: Ids<'_>, index: u32) -> bool {
     true
 }
 
-/// The caller has taken over the lock of all segments from a dead task. Returns the number of
-/// pages, from which the caller computes the total.
+/// Repairs a segment after a task has died with the lock of all segments held. Rebuilds the list of
+/// attach records, and removes the key of a segment that is marked for removal. Removes the segment
+/// if that was due at its last detach.
 ///
-/// Removes the key of a segment that is marked for removal. Removes the segment if that was due at
-/// its last detach.
+/// Returns the number of the segment's pages, from which the caller computes the total. The caller
+/// has taken over the lock.
 pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let (shared, index) = (ids.shared, object.index);
     let line = line(shared, index);
@@ -419,7 +429,7 @@ pub(super) fn recover_slot(ids: Ids<'_>, object: &Object) -> u64 {
     let is_forced =
         shared.limits.is_shm_rmid_forced && (creator == 0 || creator & WAS_ATTACHED != 0);
     if records.is_empty() && (is_marked || is_forced) {
-        // Only its memory is left then.
+        // Only the segment's memory is left after this. A later call removes it.
         ids.forget_slot(index);
         return 0;
     }

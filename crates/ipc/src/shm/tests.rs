@@ -312,7 +312,7 @@ fn attaches_of_a_dead_task_are_reaped_and_lists_rebuilt() {
     assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
     assert_eq!(one.shm_stat(shared).unwrap().lpid, 2);
     assert_eq!((one.shm_stat(marked), memory.0.count()), (Err(Errno::INVAL), 2));
-    // The end of the reaped task then finds no attaches.
+    // `dead` has no attaches any more, so its drop must change no number of attaches.
     drop(dead);
     assert_eq!((nattch(&one, shared), nattch(&one, key)), (1, 1));
 }

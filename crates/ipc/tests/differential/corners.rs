@@ -6,7 +6,7 @@ use crate::pairing::Pairing;
 const UNDO: i16 = libc::SEM_UNDO as i16;
 const NOWAIT: i16 = libc::IPC_NOWAIT as i16;
 
-/// A script that runs on both sides.
+/// A script that runs both on the kernel and on corewalk.
 pub(crate) type Script = fn(&mut Pairing);
 
 pub(crate) const SCRIPTS: [(&str, Script); 13] = [

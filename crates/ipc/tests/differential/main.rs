@@ -1,13 +1,13 @@
 //! Differential tests: the same scripts run on the host's kernel and on this crate, and each answer
 //! must be the same.
 //!
-//! A script is a sequence of steps of one to four tasks. One task makes a step at a time, on both
-//! sides: on the kernel and on corewalk. A call that blocks stays blocked until a later step
+//! A script is a sequence of steps of one to four tasks. One task makes a step at a time. The same
+//! step is made on the kernel and on corewalk. A call that blocks stays blocked until a later step
 //! completes it.
 //!
-//! After each step the test finds out which calls still wait on each side. It compares the answers
-//! of the other calls: values, errno, ids, counts, pids and permissions. Of a time it compares only
-//! whether it is set.
+//! After each step the test finds out which calls still wait on each side. It compares the results
+//! of the other calls: values, errno, ids, counts, pids and permissions. For a time, it only
+//! compares whether the time is set.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. A million steps take some minutes. The
 //! kernel's side runs in a new IPC namespace. If the test may not create one, it skips.
@@ -39,7 +39,8 @@ use op::Kind;
 use ours::Mutation;
 use pairing::{Extent, Pairing};
 
-/// On a slow machine, the test makes at least `least` steps.
+/// The length of a run. Even on a machine that is too slow for `steps` steps within `limit`, the
+/// test makes at least `least` steps.
 const EXTENT: Extent = Extent { steps: 4_000, least: 1_000, limit: Duration::from_secs(60) };
 
 fn pairing(mutation: Mutation) -> Option<Pairing> {

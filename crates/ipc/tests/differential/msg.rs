@@ -19,7 +19,7 @@ pub(crate) enum MsgOp {
         key: i32,
         flags: i32,
     },
-    /// The text has `size` bytes, which are computed from `mark`.
+    /// Sends a message. Its text has `size` bytes, which are computed from `mark`.
     Send {
         id: i32,
         mtype: i64,
@@ -116,8 +116,8 @@ impl MsgOp {
     }
 }
 
-/// `waits(id, true)` returns how many tasks wait to send to a queue, and `waits(id, false)` how
-/// many wait to receive.
+/// Returns a random operation. `waits(id, true)` returns how many tasks wait to send to a queue,
+/// and `waits(id, false)` how many wait to receive.
 pub(crate) fn call(rng: &mut Rng, ids: &[i32], waits: impl Fn(i32, bool) -> usize) -> MsgOp {
     if ids.is_empty() {
         return get(rng);

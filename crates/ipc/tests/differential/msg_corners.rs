@@ -203,7 +203,7 @@ fn sender_goes_on(both: &mut Pairing) {
     both.send(1, id, 3, 100, 0);
     both.msg_stat(id);
     // Task 2 waits for a message of type 3, and task 1 waits to send one to the full queue. When
-    // this receive makes room, the message must go straight to task 2.
+    // this receive frees space, the message must go straight to task 2.
     both.receive(3, id, 2, 8192, 0);
     both.msg_stat(id);
     both.send(1, id, 1, 8192, 0);
@@ -237,7 +237,7 @@ fn asked_again(both: &mut Pairing) {
     both.set_queue(0, id, 0o666, 100);
     both.send(1, id, 1, 90, 0);
     both.send(1, id, 1, 20, 0);
-    // A sender without room does not check its permission again.
+    // A sender whose message does not fit does not check its permission again.
     both.set_queue(0, id, 0o600, 100);
     both.set_queue(0, id, 0o600, 200);
     both.set_queue(0, id, 0o666, 100);

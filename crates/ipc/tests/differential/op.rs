@@ -57,7 +57,7 @@ pub(crate) enum Op {
     Shm(ShmOp),
 }
 
-/// The answer of an operation: 0 and the resulting numbers, or -1 and an errno.
+/// The result of an operation: 0 and the numbers that the call returned, or -1 and an errno.
 pub(crate) type Answer = Vec<i64>;
 
 pub(crate) fn answer<T>(result: Result<T, i32>, numbers: impl FnOnce(T) -> Vec<i64>) -> Answer {
@@ -138,11 +138,11 @@ impl Op {
 /// A step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The task must not be waiting in an earlier call.
+    /// The task makes a call. It must not be waiting in an earlier call.
     Call(Op),
     /// A waiting task gets a signal.
     Interrupt,
-    /// The task ends, and a new task takes its place.
+    /// The task ends, and a new task gets its number in the script.
     Exit,
 }
 
@@ -170,7 +170,7 @@ pub(crate) struct Scene<'a> {
     pub(crate) waiting: &'a [Option<Op>],
 }
 
-/// Returns none if the task should make no step now.
+/// Returns a random step, or none if the task should make no step now.
 pub(crate) fn step(rng: &mut Rng, is_waiting: bool, scene: &Scene<'_>) -> Option<Step> {
     if is_waiting {
         return match rng.next_u64() % 60 {

@@ -28,7 +28,7 @@ pub(crate) enum Mutation {
     NotAtomic,
     /// `GETNCNT` counts no call.
     NoCounts,
-    /// msgrcv(2) with a negative type receives any message.
+    /// An injected bug: msgrcv(2) with a negative type receives any message.
     NoLowest,
     /// An injected bug: the bit `SHM_DEST` is missing in the mode of a segment that is marked for
     /// removal.
@@ -88,11 +88,11 @@ impl Side for Worker {
 
     fn poll(&mut self, is_prompt: bool) -> Option<Answer> {
         loop {
-            // Check whether the task waits, and only then look for an answer. If the call completes
-            // in between, its answer counts.
+            // Check first whether the task waits, and then whether its call has returned. A call
+            // that is completed between the two checks counts as returned.
             let is_waiting = self.task().waiting() != 0;
-            // If the call waits, take an answer only if it is there already. If the call runs, wait
-            // for the answer, which comes soon.
+            // If the task waits, do not wait for an answer. If the task still runs, wait for the
+            // answer, which comes soon.
             let patience = if is_waiting && !is_prompt { Duration::ZERO } else { LOOK };
             match self.answers.recv_timeout(patience) {
                 Ok(answer) => return Some(answer),

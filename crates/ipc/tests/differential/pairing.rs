@@ -18,12 +18,14 @@ use crate::shm::ShmOp;
 const TASKS: usize = 4;
 const SCRIPT_STEPS: u64 = 200;
 
-/// Dropping the value ends the task, and returns once all effects of that end have happened.
+/// A task on one side, the kernel or corewalk. Dropping the value ends the task, and returns once
+/// all effects of that end have happened.
 pub(crate) trait Side {
     /// Starts a call.
     fn send(&mut self, op: &Op);
 
-    /// With `is_prompt`, the call never waits for another task, and `poll` waits for its answer.
+    /// Returns the answer of the task's call, or none if the call waits. With `is_prompt`, the call
+    /// never waits for another task, and `poll` waits for its answer.
     fn poll(&mut self, is_prompt: bool) -> Option<Answer>;
 
     /// Interrupts the waiting call.
@@ -56,8 +58,8 @@ pub(crate) struct Pairing {
 }
 
 impl Pairing {
-    /// The kernel's side needs a new IPC namespace. If the process cannot create one, reports a
-    /// skip and returns none.
+    /// Starts the tasks of both sides. The kernel's side needs a new IPC namespace. If the process
+    /// cannot create one, reports a skip and returns none.
     pub(crate) fn new(start: Start) -> Option<Self> {
         if let Err(errno) = sysv::unshare_ipc() {
             skip(Need::Kernel, format_args!("unshare of an IPC namespace: errno {errno}"));
@@ -94,7 +96,8 @@ impl Pairing {
         (linux, ours)
     }
 
-    /// Returns none if the call waits.
+    /// Makes a step on both sides, and compares the answers. Returns the answer, or none if the
+    /// call waits.
     pub(crate) fn step(&mut self, task: usize, step: &Step) -> Option<Answer> {
         // Print the step before it is made, so that a script that hangs shows its last step.
         if std::env::var_os("COREWALK_IPC_TRACE").is_some() {
@@ -303,9 +306,9 @@ impl Pairing {
 /// The number of steps of a run, and its time limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// A run may make a few more steps, because it always completes its last script.
+    /// The number of steps. A run may make a few more, because it always completes its last script.
     pub(crate) steps: u64,
-    /// Made even after the time limit.
+    /// The minimum number of steps, which are made even after the time limit.
     pub(crate) least: u64,
     pub(crate) limit: Duration,
 }

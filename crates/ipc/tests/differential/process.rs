@@ -122,8 +122,8 @@ impl Side for Worker {
     }
 
     fn numbers(&self) -> Vec<u32> {
-        // A receiver that waited may appear in `msg_lrpid` by its thread id: Linux records that
-        // instead of the pid if a message goes straight to the receiver.
+        // A receiver that waited may appear in `msg_lrpid` by its thread id. Linux records the
+        // thread id instead of the pid if a message goes straight to the receiver.
         vec![self.child.id(), self.thread.cast_unsigned()]
     }
 }
@@ -135,12 +135,12 @@ impl Patience {
         Self(Instant::now())
     }
 
-    /// Sleeps in poll(2). With sched_yield(2) instead, each wait took a hundred times as long on a
-    /// loaded machine.
+    /// Waits a moment for the worker's answer. It sleeps in poll(2): with sched_yield(2) instead,
+    /// each wait took a hundred times as long on a loaded machine.
     pub(crate) fn wait(&mut self, socket: &UnixStream) {
         assert!(self.0.elapsed() < PATIENCE, "the worker neither returns nor waits");
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_NS };
-        // The caller checks again in any case.
+        // The result is not needed: the caller checks again whether there is an answer.
         let _ready = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
     }
 }
@@ -166,7 +166,8 @@ fn read_words(socket: &mut impl std::io::Read, count: u32) -> Vec<i64> {
     bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes"))).collect()
 }
 
-/// Returns immediately in a process that is not a worker.
+/// Runs the worker: makes the calls that the test sends, and returns their answers. Returns
+/// immediately in a process that is not a worker.
 pub(crate) fn serve() {
     if std::env::var_os(ROLE).is_none() {
         return;

@@ -162,7 +162,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A short list yields an address at which nothing is attached.
+    /// Removes an attach from the list, and returns its address. If the list is too short, returns
+    /// an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }

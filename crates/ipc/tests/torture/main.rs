@@ -37,23 +37,23 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// A run without an argument kills this many children, or ends after the time [`SHORT`] for each
-/// arena.
+/// The number of children that a run without an argument kills. The run ends earlier after the time
+/// [`SHORT`] for each arena.
 const KILLS: usize = 900;
 const SHORT: Duration = Duration::from_secs(10);
 
 /// Kills of single children between two checks.
 const EPOCH: usize = 40;
 const CHILDREN: usize = 2;
-/// A killed child and the child that replaces it overlap for a moment, so they have different
-/// places.
+/// The number of places. A place is a number that each living child has for itself. A killed child
+/// and its replacement overlap for a moment, so they have different places.
 const PLACES: usize = 2 * CHILDREN;
 const STUCK: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Real,
-    /// The children leave out one step.
+    /// A control run: the children leave out one step, and the check must fail.
     Control,
 }
 
@@ -111,7 +111,7 @@ impl Chore {
 /// The number of children that were killed in each chore.
 pub(crate) type Kills = BTreeMap<Chore, usize>;
 
-/// A namespace, the work of its children, and its check.
+/// One kind of test: a namespace, the work of the children in it, and the check of the namespace.
 pub(crate) trait Arena {
     /// The chores of the children. Kills must hit each of them.
     const CHORES: &'static [Chore];
@@ -151,8 +151,8 @@ pub(crate) fn memory(name: &str) -> OwnedFd {
 struct Child {
     forked: Forked,
     place: usize,
-    /// The number of steps of the child at the last check, and the time at which a check last saw a
-    /// new number.
+    /// The number of steps of the child at the last check, and the time at which this number last
+    /// changed.
     seen: (u64, Instant),
 }
 
@@ -168,7 +168,7 @@ impl Child {
         if self.forked.try_wait().map_err(|error| error.to_string())?.is_some() {
             return Err("a child ended by itself".to_owned());
         }
-        // ORDERING: Relaxed. A sign of progress alone.
+        // ORDERING: Relaxed. The counter only shows progress, and publishes no data.
         let steps = arena.steps(self.place).load(Ordering::Relaxed);
         if steps != self.seen.0 {
             self.seen = (steps, Instant::now());
@@ -192,7 +192,7 @@ impl Child {
     fn get_on(&mut self, arena: &impl Arena, stuck: Duration) -> Result<(), String> {
         let steps = arena.steps(self.place);
         let done = || {
-            // ORDERING: Relaxed. A sign of progress alone.
+            // ORDERING: Relaxed. The counter only shows progress, and publishes no data.
             steps.load(Ordering::Relaxed)
         };
         // The last child may have been about to complete a step when the other children died. So
@@ -220,8 +220,8 @@ fn torture<A: Arena>(
     let mut arena = A::new(mode);
     let start = Instant::now();
     let mut killed = 0;
-    // The time within which the last child must make progress. A control run expects no progress,
-    // so two seconds are enough.
+    // Within this time, the last child must make progress. A control run expects no progress, so
+    // two seconds are enough.
     let stuck = if mode == Mode::Real { STUCK } else { Duration::from_secs(2) };
     while killed < kills && start.elapsed() < limit {
         let child =

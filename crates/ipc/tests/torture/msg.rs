@@ -36,7 +36,7 @@ use super::{Arena, Chore, Mode, PLACES, memory, shared_lines};
 
 const NOWAIT: MsgFlags = MsgFlags::NOWAIT;
 
-/// The queues whose messages have numbers.
+/// The number of queues with messages that the test tracks by their numbers.
 const QUEUES: usize = 3;
 const CHURN: i32 = 10;
 
@@ -67,7 +67,7 @@ pub(crate) struct Queues {
     notes: Region,
     mode: Mode,
     /// For each queue, the number of receivers that were killed there since the last check of the
-    /// namespace. Each may have taken a message with it.
+    /// namespace. Each may have received a message that is now missing.
     at_risk: [u64; QUEUES],
 }
 
@@ -115,7 +115,7 @@ impl Arena for Queues {
         let chores = [0..65, 0..20, 20..40, 0..40, 40..50, 50..58, 58..60, 63..64, 64..65];
         let chores = rng.pick(&chores).clone();
         loop {
-            // ORDERING: Relaxed. A sign of progress alone.
+            // ORDERING: Relaxed. The counter only shows progress, and publishes no data.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let queue = rng.index(QUEUES);
             let done = match rng.range(chores.clone()) {
@@ -207,7 +207,8 @@ impl Queues {
         })
     }
 
-    /// The queue's number plus one, or 0 for none.
+    /// Returns the word with the queue from which a child receives: its number plus one, or 0 for
+    /// none.
     fn receiving(&self, place: usize) -> &AtomicU64 {
         &self.notes.line(place as u32)[1]
     }
@@ -221,7 +222,7 @@ impl Queues {
         &self.notes.line(HEAD + (at / 8) as u32)[at as usize % 8]
     }
 
-    /// Sends nothing if all numbers are used.
+    /// Sends a message with a new number, and notes it. Sends nothing if all numbers are used.
     fn send(
         &self,
         task: &Task,
@@ -281,7 +282,8 @@ impl Queues {
         received.map(drop)
     }
 
-    /// The message gets a new number, but in the control run it keeps its number.
+    /// Moves a message to the next queue. There it has a new number, except in the control run,
+    /// where it keeps its number.
     fn pass_on(
         &self,
         task: &Task,
@@ -352,7 +354,8 @@ fn read(arrived: &Arrived<'_>) -> Result<(u64, u64), String> {
     Ok((number, sender))
 }
 
-/// A higher `waits` makes more kills hit a waiting call.
+/// Makes a queue or finds it, and then makes a random call on it. The higher `waits` is, the more
+/// kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     Chore::Make.begin(word);
     let id = task.msgget(CHURN + rng.below(3) as i32, GetFlags::CREATE, 0o600)?;

@@ -1,16 +1,16 @@
 //! Torture of one permit: a semaphore with value 1. Children take it with `SEM_UNDO`, and wait for
 //! it without a timeout.
 //!
-//! - The death of a child must give its permit (the unit of the semaphore) back. One child waits
-//!   for the permit again and again, and is killed last, when no other process is left to wake it.
-//!   It must get the permit.
+//! - The death of a child must return its permit to the semaphore. One child waits for the permit
+//!   again and again, and the test kills it last. Even if no other process is left to wake this
+//!   child, it must get the permit.
 //! - Two children must never have the permit at the same time.
 //! - No wait may be longer than [`WAIT_MAX`]. The test prints the longest wait. A watcher (the
 //!   waiting call that looks for dead processes) notices a death within 0.1 s if the processor is
 //!   free.
 //!
 //! In the control run, children take the permit (the single unit of the semaphore) without
-//! `SEM_UNDO`. A killed child then never gives the permit back, and the check must fail.
+//! `SEM_UNDO`. A killed child then never returns the permit, and the check must fail.
 
 use corewalk_base::Region;
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
@@ -70,7 +70,7 @@ impl Arena for Permits {
                 Ok(()) | Err(Errno::AGAIN) => {}
                 Err(errno) => panic!("{errno}"),
             }
-            // ORDERING: Relaxed. A sign of progress alone.
+            // ORDERING: Relaxed. The counter only shows progress, and publishes no data.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             // The last child to be killed does not call `recover`: its waiting call must notice the
             // deaths of the others.

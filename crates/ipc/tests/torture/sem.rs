@@ -2,7 +2,7 @@
 //!
 //! Children make calls on semaphore sets until they are killed. The test checks that this holds:
 //! - Calls of several operations move units between semaphores, and no unit is lost or duplicated.
-//! - If a child is killed while its call waits for units, the call has taken none and given none.
+//! - If a child is killed while its call waits for units, the call has changed no semaphore.
 //! - If a unit goes to a waiting call, and the task of this call dies, the unit is not lost.
 //! - Undo restores the values of semaphores.
 //! - Sets that children make and remove leak no memory.
@@ -89,7 +89,7 @@ impl Arena for Sets {
         let mut ids = [MOVES, UNDO, WAITS, PERMITS]
             .map(|key| task.semget(key, 0, GetFlags::empty(), 0).expect("the set"));
         loop {
-            // ORDERING: Relaxed. A sign of progress alone.
+            // ORDERING: Relaxed. The counter only shows progress, and publishes no data.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let done = match rng.range(chores.clone()) {
                 0..24 => {
@@ -251,7 +251,8 @@ fn permit(task: &Task, word: &AtomicU64, id: SemId, rng: &mut Rng) -> Result<(),
     }
 }
 
-/// A higher `waits` makes more kills hit a waiting call.
+/// Makes a set or finds it, and then makes a random call on it. The higher `waits` is, the more
+/// kills hit a waiting call.
 fn churn(task: &Task, word: &AtomicU64, waits: u64, rng: &mut Rng) -> Result<(), Errno> {
     let key = CHURN + rng.below(3) as i32;
     Chore::Make.begin(word);

@@ -34,7 +34,7 @@ const ATTACHES: u32 = 96;
 const KEPT: [u64; 3] = [0, 1, 2];
 const CHURN: i32 = 10;
 
-/// One word for each slot; one bit for each serial number.
+/// Records which segments have memory: one word for each slot, with one bit for each serial number.
 struct Memory {
     there: Arc<Region>,
     file: Arc<OwnedFd>,
@@ -120,7 +120,7 @@ impl Arena for Segments {
         let chores = rng.pick(&chores).clone();
         let word = self.chore(place);
         loop {
-            // ORDERING: Relaxed. A sign of progress alone.
+            // ORDERING: Relaxed. The counter only shows progress, and publishes no data.
             self.steps(place).fetch_add(1, Ordering::Relaxed);
             let (key, at) = (1 + rng.index(KEPT.len()) as i32, 100 + rng.index(6));
             let kept = || task.shmget(key, 0, GetFlags::empty(), 0);
@@ -233,7 +233,7 @@ impl Segments {
     }
 }
 
-/// If another segment is attached at this page, replaces it.
+/// Attaches a segment at a page. If another segment is attached there, replaces it.
 fn attach(task: &Task, id: ShmId, at: usize) -> Result<(), Errno> {
     task.shmat(id, at << 12, ShmFlags::empty()).map(|mapping| mapping.attached_at(at << 12))
 }

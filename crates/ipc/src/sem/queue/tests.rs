@@ -44,7 +44,8 @@ fn set<'t>(task: &'t Task, id: SemId) -> Set<'t> {
     Set::new(&task.shared, &task.sem_ids().obtain_object_check(id.raw()).unwrap())
 }
 
-/// Returns the number of waiting calls that this completes.
+/// Sets the first semaphore to `value`. Returns the number of waiting calls that this change
+/// completes.
 fn completed(task: &Task, id: SemId, value: i32) -> usize {
     let guard = set(task, id).lock(task.owner).unwrap();
     let mut txn = Txn::new(&guard);
@@ -66,8 +67,8 @@ fn ring_of_waits_for_zero_ends_when_a_call_comes_again() {
 
 #[test]
 fn ring_of_calls_that_fail_ends_when_one_comes_again() {
-    // Each of the two waiting calls could take its unit of the first semaphore. But the call would
-    // raise the second semaphore above the maximum value, so it fails.
+    // Each of the two waiting calls can decrement the first semaphore. But then it would raise the
+    // second semaphore above the maximum value, so the call fails.
     let sops = [
         DOWN,
         SemBuf::new(1, 20_000, SemFlags::empty()),

@@ -11,8 +11,8 @@ use super::{Mutation, errno, get_flags, number};
 use crate::op::{Answer, answer};
 use crate::shm::{FIXED, ShmOp, place};
 
-/// No other task has such a pid. The comparison replaces it by -1, like the pid of a child that was
-/// forked on the kernel's side.
+/// The first pid for forked children. No other task has such a pid. The comparison replaces these
+/// pids by -1, like the pid of a child that was forked on the kernel's side.
 const CHILD_PIDS: u32 = 1 << 20;
 
 /// The attaches of a worker, and its forked children.
@@ -26,7 +26,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A short list yields an address at which nothing is attached.
+    /// Removes an attach from the list, and returns its address. If the list is too short, returns
+    /// an address at which nothing is attached.
     fn forget(&mut self, nth: i32) -> usize {
         let nth = nth as usize;
         if nth < self.attached.len() { self.attached.remove(nth) } else { 4096 }
@@ -84,7 +85,7 @@ pub(crate) fn on_ours(task: &Task, op: &ShmOp, mutation: Mutation, state: &mut S
     }
 }
 
-/// Refuses an address that overlaps another attach.
+/// Makes a call of shmat(2). Refuses an address that overlaps another attach.
 fn attach(
     task: &Task,
     state: &mut State,
