@@ -1,4 +1,4 @@
-//! The entry to every IPC call of this library: finds the task (the process's entry in the
+//! The entry to every IPC call of this library. It finds the task (the process's entry in the
 //! namespace), and counts the unfinished calls of each thread.
 //!
 //! A signal handler may interrupt an IPC call and end the process. The thread then still holds the
@@ -23,6 +23,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
+/// Makes an IPC call: passes the process's task to `call`, and returns the result in the form of C.
 /// A panic in `call` aborts the process (guarantee P.1 of this library).
 #[inline]
 pub(crate) fn make<T: Answer>(call: impl FnOnce(&'static Task) -> Result<T, Errno>) -> T {

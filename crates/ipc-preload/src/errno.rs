@@ -8,10 +8,12 @@ use std::ptr;
 
 static HAS_SAID: AtomicBool = AtomicBool::new(false);
 
-/// The library does not fall back to the kernel's IPC objects: the program would wait in vain for
+/// Prints a line that says why there is no namespace, but only once in a process. Returns `ENOSYS`.
+///
+/// The library does not fall back to the kernel's IPC objects. The program would wait in vain for
 /// peers in the namespace, or find objects of unrelated programs.
 pub(crate) fn without_namespace(why: &str) -> Errno {
-    // ORDERING: Relaxed. Nothing is published with it.
+    // ORDERING: Relaxed. The flag publishes no other data.
     if !HAS_SAID.swap(true, Ordering::Relaxed) {
         let line = format!("corewalk ipc: pid {}: {why}\n", std::process::id());
         let _written = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());

@@ -3,13 +3,13 @@
 //! | end | undo is applied by |
 //! |---|---|
 //! | exit(3), return from `main` | the destructor of this library, after those of the program |
-//! | `quick_exit` | its list of functions |
+//! | `quick_exit` | a function that this library registers with the C library |
 //! | `_exit`, `_Exit`, `syscall(SYS_exit_group)` | this library's functions of these names |
-//! | a signal, an exit beside other threads or inside of a call | the recovery of the namespace |
+//! | a signal, or an exit while other threads or a call run | the recovery of the namespace |
 //!
-//! If other threads run when the process ends, one of them may be in an IPC call, with a lock or an
-//! undo record in use. Then the library does not end the task (the process's entry in the
-//! namespace), and the recovery of the namespace applies undo.
+//! If other threads run when the process ends, one of them may be in an IPC call. It may hold a
+//! lock or change an undo record. So the library does not end the task (the process's entry in the
+//! namespace), and the recovery of the namespace applies the undo.
 //!
 //! If a child of vfork(2) ends, the library does not end the task (the namespace entry) of its
 //! parent.
@@ -67,7 +67,7 @@ fn exit_now(status: c_int) -> ! {
     }
 }
 
-/// `_exit`(2): ends the process, its undo applied.
+/// `_exit`(2): applies the undo of the process, and ends the process.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn _exit(status: c_int) -> ! {
     exit_now(status)

@@ -1,8 +1,8 @@
 //! The interposed functions that open files.
 //!
 //! Each interposed function that opens a file first calls the C library's function of the same
-//! name. If the path names a file of proc(5) that shows IPC objects or limits, it then replaces the
-//! open file by a memfd with the text of the module `proc`.
+//! name. Some files of proc(5) show IPC objects or limits. If the path names such a file, the
+//! function then replaces the open file by a memfd with the text of the module `proc`.
 //!
 //! The file under a new stream (fopen(3)) can be replaced too, because the stream has read nothing
 //! yet.
@@ -76,7 +76,7 @@ pub(crate) unsafe fn descriptor(fd: c_int, path: *const c_char) -> c_int {
     errno::answer(Err(errno))
 }
 
-/// As `descriptor`, for a new stream of fopen(3).
+/// Does for a new stream of fopen(3) what `descriptor` does for a new descriptor.
 ///
 /// # Safety
 ///

@@ -1,30 +1,31 @@
 //! Handles fork(2) in a process with shared-memory segments attached. The child has these segments
 //! attached too, so nattch must count the child.
 //!
-//! A child with segments may never make a call, but nattch must count it all the same: PostgreSQL
-//! takes `shm_nattch` as the proof that no process of a server is left.
+//! A child may never make an IPC call, but nattch must count it all the same. For example,
+//! PostgreSQL checks `shm_nattch` to prove that no process of a server is left.
 //!
 //! Fork handlers of the C library register the child before fork(2) returns in it. The parent waits
 //! for the registration, so nattch counts parent and child when fork(2) returns in the parent.
 //!
-//! If no segment is attached, the first IPC call of a child notices the fork (module `process`).
+//! If no segment is attached, the parent does not wait. The child's first IPC call then notices the
+//! fork and registers the child (module `process`).
 //!
-//! The parent waits at a pipe whose other end only the child has open, until the child is
-//! registered or has died, or the fork has failed. If the child is stopped, the wait ends after
+//! The parent waits at a pipe whose other end only the child has open. The end is closed when the
+//! child is registered or dies, or if the fork fails. If the child is stopped, the wait ends after
 //! [`WAIT_MAX_S`] seconds.
 //!
 //! A child that is made by clone(2) through syscall(2) runs no fork handler. Its first IPC call
 //! registers it.
 //!
-//! If the parent has no segment attached, it does not wait in fork(2). If a parent is killed before
-//! its child is registered, nattch keeps counting the parent's attaches until the child is
-//! registered (module `hold`).
+//! If a parent is killed before its child is registered, nattch keeps counting the parent's
+//! attaches until the child is registered (module `hold`).
 //!
 //! # Locks
 //!
 //! If the process is registered in the namespace, the forking thread takes the lock of attached
-//! segments (`AttachLock`) before the fork and blocks all signals. It releases both after the fork.
-//! Even if nothing is attached yet, another thread may be about to attach.
+//! segments (`AttachLock`) before the fork and blocks all signals. After the fork it releases the
+//! lock and unblocks the signals. The lock is needed even if nothing is attached yet, since another
+//! thread may be about to attach.
 //!
 //! No fork handler of another library runs under the lock: the handler that was registered first
 //! runs last before the fork, and first after it. This library is loaded before all others.
@@ -52,7 +53,8 @@ struct Forking {
 }
 
 thread_local! {
-    /// A `ManuallyDrop`, because the end of a thread must not drop the state of a fork.
+    /// The fork that this thread is making. If the thread ends, its drop must not release the lock
+    /// and close the pipe, so the value is a `ManuallyDrop`.
     static FORKING: Cell<Option<ManuallyDrop<Forking>>> = const { Cell::new(None) };
 }
 

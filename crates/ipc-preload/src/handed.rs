@@ -4,15 +4,16 @@
 //! segments. A program that has changed its user, dropped capabilities or entered a user namespace
 //! may be unable to open these files by their paths.
 //!
-//! `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` each hold the number of an inherited descriptor, and
-//! the device and inode of its file. If another file is open under the number by now, the library
-//! leaves that file alone.
+//! The environment variables `COREWALK_IPC_FD` and `COREWALK_IPC_SHM_FD` each hold the number of an
+//! inherited descriptor, and the device and inode of its file. If the number belongs to another
+//! file by now, the library does not use the descriptor.
 //!
 //! # Programs that close all descriptors
 //!
 //! Programs that this program starts need the two inherited descriptors, too. So the library
 //! interposes close(2), close_range(2), closefrom(3), `F_SETFD` of fcntl(2) and `FIOCLEX` of
-//! ioctl(2). These leave the two descriptors open, but answer as if both were closed.
+//! ioctl(2). These functions leave the two descriptors open, but return the same results as if both
+//! were closed already.
 //!
 //! The numbers of the two inherited descriptors are high, so they do not collide with numbers that
 //! a program chooses.
@@ -23,7 +24,8 @@
 //!
 //! Rejected alternative: let a program close an inherited descriptor, and open the namespace's file
 //! again before each execve(2). But this library cannot intercept the posix_spawn(3) inside
-//! system(3), and `/proc/self/map_files` needs a capability.
+//! system(3). It also cannot open the mapped file by `/proc/self/map_files`, which needs a
+//! capability.
 //!
 //! Source: close_range(2), fcntl(2); Linux `fs/file.c` (`dup_fd`, `do_close_on_exec`).
 
@@ -36,7 +38,7 @@ use std::sync::OnceLock;
 use crate::errno;
 use crate::next::next;
 
-/// An inherited descriptor, and the file that it is for.
+/// An inherited descriptor, and the identity of its file.
 #[derive(Debug)]
 struct Handed {
     /// The number of the descriptor, which is not negative.
@@ -60,8 +62,8 @@ impl Handed {
     }
 
     fn get(&self) -> Option<BorrowedFd<'static>> {
-        // SAFETY: the descriptor's number is not -1. fstat(2) fails for a closed descriptor, and
-        // the library keeps the program from closing the inherited file.
+        // SAFETY: the number is not -1. If it is not open, fstat(2) fails. If it is the inherited
+        // descriptor, the library keeps the program from closing it.
         let file = unsafe { BorrowedFd::borrow_raw(self.number) };
         let status = fstat(file).ok()?;
         ((self.device, self.inode) == (status.st_dev, status.st_ino)).then_some(file)
@@ -91,7 +93,8 @@ fn is_kept(fd: c_int) -> bool {
     handed.any(|handed| handed.number == fd && handed.get().is_some())
 }
 
-/// Closes `fd` by `next`. An inherited descriptor stays open.
+/// Closes `fd` by calling `next`, the original function. If `fd` is an inherited descriptor, leaves
+/// it open and fails with `EBADF`.
 pub(crate) fn close_by(fd: c_int, next: impl FnOnce() -> c_int) -> c_int {
     if is_kept(fd) {
         return errno::answer(Err(Errno::BADF));
@@ -106,7 +109,8 @@ fn kept() -> impl Iterator<Item = c_int> {
     numbers.into_iter().flatten()
 }
 
-/// Closes a range of descriptors by `next`, except the inherited ones.
+/// Closes a range of descriptors by calling `next`, the original function. Leaves the inherited
+/// descriptors open.
 pub(crate) fn close_range_by(
     first: c_uint,
     last: c_uint,
@@ -175,7 +179,8 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(from) }
 }
 
-/// The optional third argument of fcntl(2) and ioctl(2) is passed like a required one.
+/// Defines fcntl(2) and ioctl(2). In C their third argument is optional, but it is passed in the
+/// same way as a required one.
 macro_rules! controlling {
     ($($table:ident, $name:ident, $command:ty, $closing:expr;)*) => {
         next! {
@@ -185,8 +190,9 @@ macro_rules! controlling {
             $($table: fn $name(c_int, $command, usize) -> c_int;)*
         }
         $(
-            /// The interposed fcntl(2) or ioctl(2). If the command would set the close-on-exec flag
-            /// of an inherited descriptor, the call fails with `EBADF`.
+            /// The interposed fcntl(2) or ioctl(2). `F_SETFD` and `FIOCLEX` could set the
+            /// close-on-exec flag. For an inherited descriptor they fail with `EBADF`, as if the
+            /// descriptor were closed.
             ///
             /// # Safety
             ///

@@ -1,24 +1,23 @@
-//! The hold of a task: a locked file, which the task maps while it has segments attached.
+//! The hold of a task (`corewalk_ipc::Backing`): a locked file that the task maps while it has
+//! segments attached. Children inherit this mapping.
 //!
-//! A killed task may have children that nattch does not count yet. Each child inherits the mapping
-//! of the task's hold. So while any process has this hold mapped, recovery does not subtract the
-//! dead task's attaches from nattch.
+//! A child has its parent's segments attached as soon as it runs. But nattch counts the child a
+//! little later, or, after clone(2) through syscall(2), only at its first IPC call. If the parent
+//! is killed before that, its hold is still mapped in the child. While any process has this hold
+//! mapped, recovery does not subtract the dead parent's attaches from nattch.
 //!
-//! A child has its parent's segments attached as soon as it runs. But nattch counts it a little
-//! later, or, after clone(2) through syscall(2), at its first IPC call.
+//! Once nattch counts the child, the child unmaps its parent's hold. A child that may not open the
+//! directory of segments keeps its parent's hold mapped until it has detached its segments or ends.
+//! If the parent is killed, nattch counts the parent's attaches for as long. So nattch may be too
+//! high, but never too low.
 //!
-//! A child unmaps its parent's hold (a locked file) once nattch counts the child. The hold
-//! (`corewalk_ipc::Backing`) is a mapping and not a descriptor, because some programs close all
-//! descriptors that they did not open.
-//!
-//! A child that may not open the directory of segments keeps the hold (the mapping of a locked
-//! file) of its parent. If that parent is killed, nattch counts the parent's attaches until the
-//! child ends. So nattch may be too high, but never too low.
+//! The hold is a mapping and not a descriptor, because some programs close all descriptors that
+//! they did not open.
 //!
 //! # Locks
 //!
-//! The functions of this module run on one thread at a time: under the lock of attached segments
-//! (`AttachLock`), before the process has a task, or while it has only one thread.
+//! The functions of this module run on one thread at a time. They run under the lock of attached
+//! segments (`AttachLock`), before the process has a task, or while it has only one thread.
 //!
 //! Source: flock(2), mmap(2); Linux `fs/locks.c` (`locks_remove_file`).
 
@@ -29,41 +28,41 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::ptr;
 
-/// After a fork, a child has its parent's hold (a locked file) mapped here, until it has mapped its
-/// own.
+/// The address of the mapped hold, or null. After a fork, this is the parent's hold until the child
+/// has mapped its own.
 static HOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Maps the hold of a task that attaches its first segment.
 pub(crate) fn take(task: &Task) {
-    // ORDERING: Relaxed. One thread at a time.
+    // ORDERING: Relaxed. One thread at a time uses `HOLD`; see "Locks" above.
     if HOLD.load(Ordering::Relaxed).is_null() {
         // ORDERING: Relaxed. As above.
         HOLD.store(map(task).unwrap_or(ptr::null_mut()), Ordering::Relaxed);
     }
 }
 
-/// Replaces the parent's hold, once the child is counted.
+/// Replaces the parent's hold by the child's own. nattch must count the child already.
 pub(crate) fn renew(task: &Task) {
     let Some(own) = map(task) else { return };
-    // ORDERING: Relaxed. One thread at a time.
+    // ORDERING: Relaxed. One thread at a time uses `HOLD`; see "Locks" above.
     unmap(HOLD.swap(own, Ordering::Relaxed));
 }
 
 /// Unmaps the hold when no segment is attached any more.
 pub(crate) fn give_up() {
-    // ORDERING: Relaxed. One thread at a time.
+    // ORDERING: Relaxed. One thread at a time uses `HOLD`; see "Locks" above.
     unmap(HOLD.swap(ptr::null_mut(), Ordering::Relaxed));
 }
 
-/// Leaves the parent's hold (a locked file) mapped until the process ends, since a child does not
-/// know which segments it has attached.
+/// Keeps the parent's hold mapped until the process ends. This is for a child that does not know
+/// which segments it has attached.
 pub(crate) fn leave() {
-    // ORDERING: Relaxed. One thread at a time.
+    // ORDERING: Relaxed. One thread at a time uses `HOLD`; see "Locks" above.
     HOLD.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// If the hold (a locked file) cannot be mapped and the task is killed, nattch drops its attaches
-/// immediately, even if children use the segments.
+/// Maps the hold of a task. Returns None if that fails. If the task is then killed, nattch drops
+/// its attaches immediately, even if children still use the segments.
 fn map(task: &Task) -> Option<*mut c_void> {
     let file = task.hold().ok()?;
     let flags = MapFlags::SHARED;

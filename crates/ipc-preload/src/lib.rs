@@ -1,26 +1,26 @@
 //! System V IPC for programs that call the C library: a library for `LD_PRELOAD`.
 //!
-//! This library defines functions of the C library, and answers them from a namespace of
-//! `corewalk-ipc`, which is a mapped file. `corewalk ipc exec` sets `LD_PRELOAD` and two variables:
-//! `COREWALK_IPC_FD` names a descriptor of the file, and `COREWALK_IPC_NAMESPACE` its path.
-//! `docs/using/ipc.md` tells users how the library differs from the kernel.
+//! This library defines functions with the names of C library functions. Its functions work on a
+//! namespace of `corewalk-ipc`, which is a mapped file. `corewalk ipc exec` sets `LD_PRELOAD` and
+//! two variables: `COREWALK_IPC_FD` names a descriptor of the file, and `COREWALK_IPC_NAMESPACE`
+//! its path. `docs/using/ipc.md` tells users how the library differs from the kernel.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `sem`, `msg` | the calls of semaphores and of message queues |
 //! | `shm` | shared memory, if `COREWALK_IPC_SHM` names the folder of segments |
-//! | `signal` | handlers, which end waits |
+//! | `signal` | signal handlers, which end the wait of a call |
 //! | `syscall` | the same calls through syscall(2) |
 //! | `process` | the process as a task of the namespace |
 //! | `handed` | the descriptors of the file and the folder, which stay open |
-//! | `memory` | mlockall(2) without the namespace |
+//! | `memory` | mlockall(2), which does not lock the namespace |
 //! | `fork`, `hold` | fork with segments attached |
-//! | `exit` | the end of the process: undo |
+//! | `exit` | the end of the process, which applies its undo |
 //! | `cred` | the credentials of the process, and the calls that change them |
 //! | `files`, `proc` | the files of proc(5) that tell of objects and limits |
-//! | `lookup` | dlsym(3), for programs that look functions up |
-//! | `user` | memory of the program, and `EFAULT` |
-//! | `call`, `next`, `errno`, `perm`, `open` | small parts of these |
+//! | `lookup` | dlsym(3), for programs that look up functions by name |
+//! | `user` | checks of the program's memory, for `EFAULT` |
+//! | `call`, `next`, `errno`, `perm`, `open` | helpers of these modules |
 //!
 //! # Guarantees
 //! - P.1: no panic unwinds into C: a function that C calls aborts instead.

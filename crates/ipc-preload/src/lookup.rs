@@ -1,4 +1,4 @@
-//! dlsym(3), for programs that look functions up by name.
+//! dlsym(3), for programs that look up functions by name.
 //!
 //! A program that is linked with semop(2) gets this library's semop(2), since the loader searches a
 //! preloaded library first. But with a handle, as from Python's `ctypes.CDLL("libc.so.6")`,
@@ -7,10 +7,10 @@
 //! This library's dlsym(3) first asks the C library's dlsym(3). If the result is a function that
 //! this library interposes, it returns this library's function instead.
 //!
-//! With `RTLD_NEXT` or `RTLD_DEFAULT`, the C library's dlsym(3) finds its caller by the return
-//! address, and searches from the caller's library on. So this library's dlsym(3) jumps to the C
-//! library's one with the stack unchanged, and the return address is in the program. Such a search
-//! finds the functions of this library by itself, since the library is preloaded.
+//! With `RTLD_NEXT` or `RTLD_DEFAULT`, the search depends on the library that has called dlsym(3).
+//! The C library's dlsym(3) finds this caller by the return address. So this library's dlsym(3)
+//! does not call it, but jumps to it with the stack unchanged. Such a search finds the functions of
+//! this library by itself, since the library is preloaded.
 //!
 //! The library finds the C library's dlsym(3) by dlvsym(3), which it does not interpose.
 //!
@@ -28,16 +28,16 @@ use libc::{c_char, c_void};
 use std::ffi::CStr;
 use std::ptr;
 
-/// Versions of the symbol `dlsym`: in glibc since 2.34, and in older glibc on x86-64 and on
-/// AArch64.
+/// The symbol versions of `dlsym` in glibc, in the order in which they are tried: since 2.34, and
+/// before that on x86-64 and on AArch64.
 const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// Aborts the process if the C library has no dlsym(3), because no interposed function works
-/// without it.
+/// Returns the C library's dlsym(3). Aborts the process if there is none, because no interposed
+/// function works without it.
 fn next() -> Dlsym {
     // ORDERING: Relaxed. Every thread finds the same address, and no data is published with it.
     let mut address = NEXT.load(Ordering::Relaxed);
@@ -90,8 +90,8 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
     )
 }
 
-/// Returns null if `dlsym` must jump to the C library's dlsym(3), whose address is then in
-/// [`NEXT`].
+/// Returns the function of this library that `dlsym` must return, or null if there is none. `dlsym`
+/// then jumps to the C library's dlsym(3), whose address is in [`NEXT`].
 #[cfg(target_arch = "x86_64")]
 unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let next = next();
@@ -104,7 +104,7 @@ unsafe extern "C" fn answered(handle: *mut c_void, name: *const c_char) -> *mut 
     let Some((_, own)) = functions.find(|(known, _)| *known == wanted) else {
         return ptr::null_mut();
     };
-    // SAFETY: the caller's handle and name.
+    // SAFETY: the handle and the name are those that the caller of dlsym(3) has passed.
     let found = unsafe { next(handle, name) };
     if !found.is_null() && found == next_of(wanted) { own.cast_mut() } else { ptr::null_mut() }
 }

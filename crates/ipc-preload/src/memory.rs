@@ -1,4 +1,4 @@
-//! mlockall(2) without the namespace.
+//! mlockall(2), which does not lock the memory of the namespace.
 //!
 //! The namespace is a mapping of more than 1 GB, of which a few pages are in use. mlockall(2) with
 //! `MCL_CURRENT` would allocate memory for all its pages. `MCL_FUTURE` alone does not concern the
@@ -65,7 +65,7 @@ pub(crate) fn lock_all(flags: c_int, next: impl Fn(c_int) -> c_int) -> c_int {
     0
 }
 
-/// The kernel may report adjacent mappings as one.
+/// Returns the mappings of the process. Adjacent mappings may be reported as one.
 fn mappings() -> Vec<Range<usize>> {
     let text = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let address = |digits: &str| usize::from_str_radix(digits, 16).ok();

@@ -17,10 +17,10 @@ use crate::call;
 use crate::perm::{get_flags, ipc_perm};
 use crate::user::{self, Access};
 
-/// Where the text begins in a `struct msgbuf`.
+/// The offset of the text in a `struct msgbuf`, in bytes.
 const TEXT: usize = size_of::<c_long>();
 
-/// Fixed values of `IPC_INFO`: `MSGSSZ` and `MSGSEG`.
+/// The values that `IPC_INFO` returns in `msgssz` and `msgseg`. They are constants in Linux.
 const MSGSSZ: i32 = 16;
 const MSGSEG: u16 = 0xffff;
 
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn msgctl(msqid: c_int, cmd: c_int, buf: *mut c_void) -> c
             MSG_STAT_ANY => task.msg_stat_any(msqid)?,
             IPC_RMID => return task.msg_rmid(id).map(|()| 0),
             IPC_SET => {
-                // SAFETY: it is a structure of numbers.
+                // SAFETY: any bytes are a valid `msqid_ds`, which consists of numbers.
                 let ds = unsafe { user::read::<libc::msqid_ds>(buf) }?;
                 let perm = ds.msg_perm;
                 let set = task.msg_set(id, perm.uid, perm.gid, perm.mode as _, ds.msg_qbytes);

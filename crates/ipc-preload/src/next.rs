@@ -17,8 +17,8 @@ pub(crate) struct Next<F> {
 }
 
 impl<F: Copy> Next<F> {
-    /// Returns the [`Next`] of the C library's function `name`. The function's address is looked up
-    /// when the library is loaded.
+    /// Returns a [`Next`] for the C library's function `name`. `look_up` stores the function's
+    /// address in it when the library is loaded.
     ///
     /// # Safety
     ///
@@ -47,7 +47,7 @@ impl<F: Copy> Next<F> {
             crate::errno::set(rustix::io::Errno::NOSYS);
             return None;
         }
-        // SAFETY: the function has this type, as `new` demands.
+        // SAFETY: the caller of `new` has promised that the function has this type.
         Some(unsafe { transmute_copy::<*mut c_void, F>(&address) })
     }
 }
@@ -60,7 +60,7 @@ macro_rules! next {
                 unsafe { crate::next::Next::new(crate::lookup::c_name(concat!(stringify!($name), "\0"))) };
         )*
 
-        /// Looks up all functions of the table.
+        /// Looks up the C library's functions that this use of `next!` declares.
         pub(crate) fn look_up() {
             $($table.address();)*
         }

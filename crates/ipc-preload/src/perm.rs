@@ -10,7 +10,7 @@ pub(crate) fn get_flags(word: c_int) -> (GetFlags, u16) {
     (GetFlags::from_bits_retain(word & !MODE_MASK), (word & MODE_MASK) as u16)
 }
 
-/// Returns the structure of `<sys/ipc.h>`.
+/// Converts permissions to a `struct ipc_perm` of `<sys/ipc.h>`.
 pub(crate) fn ipc_perm(perm: &Perm) -> libc::ipc_perm {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut raw: libc::ipc_perm = unsafe { std::mem::zeroed() };

@@ -51,7 +51,8 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
 /// The text of a file.
 type Text = fn(&Task) -> String;
 
-/// Files whose names end with `next_id` read as -1, which means that the next id is not fixed.
+/// The files of proc(5) that the library replaces, each with a function that formats its text.
+/// Files whose names end with `next_id` contain -1, which means that the next id is not fixed.
 const FILES: [(&str, Text); 14] = [
     ("/proc/sysvipc/sem", sets),
     ("/proc/sysvipc/msg", queues),
@@ -96,7 +97,7 @@ pub(crate) unsafe fn replace(fd: c_int, path: *const c_char) -> Result<(), Errno
     if !FILES.iter().any(|(known, _)| last_name(known.as_bytes()) == last_name(path)) {
         return Ok(());
     }
-    // Without a /proc there are no such files.
+    // If this fails, no /proc is mounted, so `fd` cannot be one of these files.
     let Ok(path) = readlink(format!("/proc/self/fd/{fd}"), Vec::new()) else { return Ok(()) };
     let is_path = |(known, _): &&(&str, Text)| known.as_bytes() == path.as_bytes();
     let Some((known, text)) = FILES.iter().find(is_path) else { return Ok(()) };
@@ -176,7 +177,7 @@ fn columns(id: i32, perm: &Perm) -> (String, String) {
     (format!("{key:10} {id:10}  {mode:4o}"), owners)
 }
 
-/// Formats times as columns, each with a space before it.
+/// Formats each time as a column, with a space before the column.
 fn times<const COUNT: usize>(times: [u64; COUNT]) -> String {
     times.map(|time| format!(" {time:10}")).concat()
 }

@@ -1,7 +1,7 @@
 //! The process as a task of the namespace.
 //!
 //! When the library is loaded, it maps the namespace and reads the identity of the program
-//! (`Program`): at its first IPC call, the program may no longer have the right to open files. The
+//! (`Program`). At its first IPC call, the program may no longer have the right to open files. The
 //! first call registers the process, so a program without IPC calls takes no line (64 bytes) of the
 //! namespace.
 //!
@@ -13,27 +13,27 @@
 //! adjustments. It registers during fork(2) if segments are attached (module `fork`), and otherwise
 //! at its first call.
 //!
-//! The kernel zeroes the *wiped page* in the child of any kind of fork (`MADV_WIPEONFORK`). The
-//! child therefore lacks two words of its parent:
-//! - The address of the task. A call that does not find the address runs in a new child.
-//! - The parent's pid. A signal handler may fork while it interrupts an IPC call, and a copy of the
-//!   call goes on in the child. The copy finds another pid (`Task::tell_copies_by`), and ends with
-//!   `EINTR`.
+//! The kernel zeroes the *wiped page* in the child of any kind of fork (`MADV_WIPEONFORK`). In the
+//! child, two words of its parent are therefore missing:
+//! - The address of the task. So the child's first IPC call finds no task, and registers the child.
+//! - The parent's pid. A signal handler may interrupt an IPC call and fork. Then a copy of the call
+//!   goes on in the child. The copy finds another pid than the parent's (`Task::tell_copies_by`),
+//!   and ends with `EINTR`.
 //!
 //! # A child of vfork(2)
-//! A child of vfork(2) shares its parent's memory and wiped page (zeroed only by a fork):
-//! - If the parent has a task, the child acts as that task until it calls execve(2). To notice the
-//!   vfork(2), each call would need a system call.
-//! - If the parent has no task, the child's first call fails with `ENOSYS`. If the child registered
-//!   a task, the parent would find it in their shared memory, and use it as its own.
+//! A child of vfork(2) shares its parent's memory, including the wiped page:
+//! - If the parent has a task, the child acts as that task until it calls execve(2). The library
+//!   does not notice the vfork(2), because each IPC call would then need a system call.
+//! - If the parent has no task, the child's first call fails with `ENOSYS`. Otherwise the parent
+//!   would find the child's task in their shared memory, and use it as its own.
 //!
 //! # Exec
-//! After execve(2), the new program takes over the task at its first call, so undo survives. If it
-//! makes no call, the recovery of the namespace applies undo.
+//! After execve(2), the new program takes over the task at its first call, so undo survives. If the
+//! new program makes no call, the recovery of the namespace applies the undo.
 //!
 //! # Locks
-//! The wiped page (zeroed in a forked child) contains three locks: of registration, of attached
-//! segments, and of the tables of signal handlers. So a child never inherits them locked. A thread
+//! The wiped page contains three locks: of registration, of attached segments, and of the tables of
+//! signal handlers. Since a forked child finds zeroes, it never inherits a locked lock. A thread
 //! blocks signals while it holds one. Lock order: attached segments, then registration.
 //!
 //! Source: madvise(2), vfork(2), environ(7).
@@ -57,8 +57,9 @@ use crate::hold;
 struct Page {
     /// The process's task, or null.
     task: AtomicPtr<Task>,
-    /// The pid of the process to which this memory belongs. (A child of vfork(2) uses the memory of
-    /// its parent.) It is 0 in a forked child that has not stored its own pid yet.
+    /// The pid of the process to which this memory belongs. Memory that a child of vfork(2) uses
+    /// belongs to its parent. In a forked child, the value is 0 until the child has stored its own
+    /// pid.
     owner: AtomicU32,
     is_locked: AtomicBool,
     /// The lock of the attached segments, see `shm`.
@@ -69,15 +70,16 @@ struct Page {
     is_program: AtomicBool,
 }
 
-/// After a fork, the child has the identity of its parent's program here, and [`Page::is_program`]
-/// is false.
+/// The identity of the program that the process runs. After a fork, this is still the identity of
+/// the parent's program, and [`Page::is_program`] is false.
 static PROGRAM: OnceLock<Program> = OnceLock::new();
 
-/// True once a thread has changed its own credentials and not those of the other threads. The flag
-/// is never reset.
+/// True once a thread has changed its own credentials but not those of the other threads. From then
+/// on, each thread has to read its own credentials. The flag is never reset.
 static IS_APART: AtomicBool = AtomicBool::new(false);
 
-/// Raised by each call that changes the credentials of all threads.
+/// Counts changes of the credentials of all threads, so that each thread notices when to read its
+/// credentials again.
 static CRED_CHANGES: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
@@ -91,15 +93,18 @@ const NO_PAGE: &str = "no page that the kernel wipes on fork (Linux 4.14)";
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(ptr::null_mut());
 
-/// The namespace once it is mapped. A child keeps its parent's.
+/// The namespace, once it is mapped. A forked child keeps using its parent's mapping.
 static NAMESPACE: AtomicPtr<Namespace> = AtomicPtr::new(ptr::null_mut());
 
-/// In a forked child, at first the parent's task.
+/// The last task of this memory. In a forked child this is at first the parent's task, from which
+/// the child gets its attached segments.
 static LAST: AtomicPtr<Task> = AtomicPtr::new(ptr::null_mut());
 
-/// A forked child inherits this flag, but not the lock of attached segments. If the flag is true in
-/// a child, the fork interrupted a change of the list of attached segments. The child then cannot
-/// rely on its copy of the list.
+/// True while a thread holds the lock of attached segments. A forked child inherits this flag, but
+/// not the lock.
+///
+/// If the flag is true in a child, the fork interrupted a change of the list of attached segments.
+/// The child then cannot rely on its copy of the list.
 static IS_ATTACHING: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn resolve() {
@@ -131,7 +136,8 @@ extern "C" fn own() {
     }
 }
 
-/// A child of vfork(2) uses its parent's memory, and gets false.
+/// Returns true if this memory belongs to the process itself. A child of vfork(2) uses its parent's
+/// memory, and gets false.
 pub(crate) fn is_own() -> bool {
     let Some(page) = known_page() else { return true };
     // ORDERING: Relaxed. See `own`.
@@ -169,20 +175,22 @@ pub(crate) fn known_task() -> Option<&'static Task> {
     unsafe { task.as_ref() }
 }
 
-/// None for a child of vfork(2), which has its parent's memory.
+/// Returns the process's task if it has made a call before, but None for a child of vfork(2). The
+/// task in such a child's memory is its parent's.
 pub(crate) fn own_task() -> Option<&'static Task> {
     known_task().filter(|task| task.pid() == pid())
 }
 
-/// Returns the number of the process, as the kernel knows it.
+/// Returns the pid from the kernel, which is also right in a child of clone(2).
 pub(crate) fn pid() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get().cast_unsigned()
 }
 
-/// No later call uses `parent`, the child's copy of a task.
+/// Registers a forked child with the segments that its parent has attached. `parent` is the child's
+/// copy of the parent's task. No later call uses it.
 ///
-/// A child that cannot register keeps the mappings of its segments. Nattch does not count it, but
-/// counts the parent's attaches even if the parent is killed.
+/// If the child cannot register, it keeps its mappings of the segments, but nattch does not count
+/// it. Then nattch keeps counting the parent's attaches even if the parent is killed.
 pub(crate) fn register_child(parent: &Task) {
     let page = page();
     let _lock = PageLock::take(&page.is_locked);
@@ -198,15 +206,15 @@ pub(crate) fn refresh_cred() {
     CRED_CHANGES.fetch_add(1, Ordering::Relaxed);
     // A child of vfork(2) has its parent's memory, and another pid.
     if let Some(task) = own_task() {
-        // Hold the lock of attached segments, which prevents a fork while this thread stores the
-        // credentials. In a forked child, `Task::fork` reads the copy of these credentials.
+        // Hold the lock of attached segments, so that no thread forks while this thread stores the
+        // credentials. In a forked child, `Task::fork` reads the copy of the credentials.
         let _lock = crate::shm::is_on().then(AttachLock::take);
         task.set_cred(cred::current());
     }
 }
 
-/// For a call that changes the credentials of the calling thread alone. From now on each thread
-/// reads its own.
+/// Notices that the credentials of only the calling thread have changed. If the process has other
+/// threads, each thread reads its own credentials from now on.
 pub(crate) fn refresh_thread_cred() {
     if crate::exit::is_alone() {
         return refresh_cred();
@@ -263,8 +271,8 @@ pub(crate) fn register() -> Result<&'static Task, String> {
     own();
     let made = match forked_from() {
         Some(parent) => forked(parent),
-        // If this process had a task before execve(2), `adopt_as` takes over this task and its undo
-        // adjustments.
+        // A program that has called execve(2) leaves its task in the namespace. `adopt_as` takes
+        // over the task of the previous program, with its undo adjustments.
         None => {
             hold::leave();
             // ORDERING: Relaxed. See `join`; a child finds a wiped page.
@@ -284,8 +292,9 @@ fn why_not(who: &str, errno: Errno) -> String {
     format!("the {who} cannot be registered: {why}")
 }
 
-/// The child gets its own hold (a locked file), and a mark: a file that tells the next program
-/// after execve(2) to detach the segments.
+/// Registers a forked child as a task of its own, with the segments that its parent has attached.
+/// Maps the child's own hold (a locked file), and makes its mark: after execve(2), this file tells
+/// the next program to detach the segments.
 fn forked(parent: &Task) -> Result<Task, Errno> {
     let task = parent.fork(pid())?;
     task.set_cred(cred::current());
@@ -294,7 +303,9 @@ fn forked(parent: &Task) -> Result<Task, Errno> {
     Ok(task)
 }
 
-/// Finds a child that was forked without the C library. The caller holds the lock of registration.
+/// If this process is a child that was forked without the C library, returns its copy of the
+/// parent's task. Returns None if the parent has no segment attached. The caller holds the lock of
+/// registration.
 fn forked_from() -> Option<&'static Task> {
     // ORDERING(preload-last): Acquire. `publish` stores the address with Release after it has made
     // the task. Without this order, a thread could see an incomplete task.
@@ -309,7 +320,8 @@ fn forked_from() -> Option<&'static Task> {
     last.filter(|parent| parent.pid() != pid() && parent.attached() != 0)
 }
 
-/// The caller holds the lock of registration.
+/// Stores the address of a new task where IPC calls find it. The caller holds the lock of
+/// registration.
 fn publish(page: &'static Page, task: Task) -> &'static Task {
     let task = Box::into_raw(Box::new(task.tell_copies_by(&page.owner)));
     // ORDERING(preload-last): Release. Publishes the complete task to `forked_from`.
@@ -330,12 +342,13 @@ fn known_page() -> Option<&'static Page> {
     unsafe { page.as_ref() }
 }
 
-/// This process or its parent has a task.
+/// Returns the wiped page. It must be mapped already, as it is if this process or its parent has a
+/// task.
 fn page() -> &'static Page {
     known_page().expect("a process is registered in the page")
 }
 
-/// Maps the page. There is one thread so far.
+/// Maps the wiped page, while the process has only one thread.
 fn map_page() {
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: the call names no address, so it replaces no mapping in use.
@@ -350,7 +363,8 @@ fn map_page() {
     }
 }
 
-/// The caller holds the lock of registration.
+/// Returns the namespace, and maps it if it is not mapped yet. The caller holds the lock of
+/// registration.
 fn namespace() -> Result<&'static Namespace, String> {
     // ORDERING(preload-namespace): Acquire. The thread that maps the namespace stores its address
     // with Release. Without this order, another thread could see an incomplete namespace.
@@ -373,10 +387,10 @@ pub(crate) fn namespace_memory() -> Option<Range<usize>> {
     unsafe { known.as_ref() }.map(Namespace::memory)
 }
 
-/// While the guard lives, all signals are blocked.
+/// A guard of one of the locks in the wiped page. While it lives, all signals are blocked.
 pub(crate) struct PageLock {
     is_locked: &'static AtomicBool,
-    /// Dropped after the lock is released.
+    /// Restores the signal mask when it is dropped, after the lock is released.
     _signals: BlockedSignals,
 }
 
@@ -402,7 +416,8 @@ impl Drop for PageLock {
 pub(crate) struct AttachLock(#[expect(dead_code, reason = "held until it is dropped")] PageLock);
 
 impl AttachLock {
-    /// The page with the lock is mapped already.
+    /// Takes the lock of the attached segments. The wiped page, which contains it, must be mapped
+    /// already.
     pub(crate) fn take() -> Self {
         let lock = PageLock::take(&page().is_attaching);
         // ORDERING: Relaxed. Only a forked child reads `IS_ATTACHING`, and the child has a copy of
@@ -419,12 +434,13 @@ impl Drop for AttachLock {
     }
 }
 
-/// A child of vfork(2), which changes no table of signal handlers, takes no lock. Nor does a
-/// process that could not map the page with the lock.
+/// Blocks all signals, and takes the lock of the tables of signal handlers.
+///
+/// A child of vfork(2) takes no lock, because it changes no table. Nor does a process that could
+/// not map the page with the lock.
 pub(crate) fn lock_tables() -> (Option<PageLock>, BlockedSignals) {
-    // Block all signals first. `PageLock::take` blocks them, too, but the drop of the `PageLock`
-    // restores the mask that `take` has found. With `blocked`, the signals stay blocked until the
-    // caller drops it, after the lock.
+    // Block all signals first. `PageLock::take` blocks them again, so the drop of the lock restores
+    // a mask that still blocks them. They stay blocked until the caller drops `blocked`.
     let blocked = BlockedSignals::new();
     let page = known_page().filter(|_| is_own());
     (page.map(|page| PageLock::take(&page.is_handling)), blocked)

@@ -20,7 +20,8 @@ use crate::user::{self, Access};
 
 const SOPS_INLINE: usize = 8;
 
-/// Fixed values of `IPC_INFO`: `SEMMAP` and `SEMMNU`, `SEMUME`, and `SEMUSZ`.
+/// Constants that Linux returns for `IPC_INFO`: in `semmap` and `semmnu`, in `semume`, and in
+/// `semusz`.
 const SEMMNU: c_int = 1_024_000_000;
 const SEMUME: c_int = 500;
 const SEMUSZ: c_int = 20;
@@ -56,7 +57,7 @@ pub unsafe extern "C" fn semtimedop(
 ) -> c_int {
     call::make(|task| {
         let read = |timeout: *const timespec| {
-            // SAFETY: it is a structure of numbers.
+            // SAFETY: any bytes are a valid `timespec`, which consists of numbers.
             unsafe { user::read(timeout.expose_provenance()) }
         };
         let timeout = (!timeout.is_null()).then(|| read(timeout)).transpose()?;
@@ -75,7 +76,7 @@ fn operate(
 ) -> Result<c_int, Errno> {
     let (id, sops) = (SemId::from_raw(semid), sops.expose_provenance());
     let read = |at: usize| {
-        // SAFETY: it is a structure of numbers.
+        // SAFETY: any bytes are a valid `SemBuf`, which consists of numbers.
         unsafe { user::read::<SemBuf>(sops.wrapping_add(at * size_of::<SemBuf>())) }
     };
     if nsops == 1 {
@@ -120,7 +121,7 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
             SEM_STAT_ANY => task.sem_stat_any(semid)?,
             IPC_RMID => return task.sem_rmid(id).map(|()| 0),
             IPC_SET => {
-                // SAFETY: it is a structure of numbers.
+                // SAFETY: any bytes are a valid `semid_ds`, which consists of numbers.
                 let perm = unsafe { user::read::<libc::semid_ds>(arg) }?.sem_perm;
                 return task.sem_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
             }
@@ -149,7 +150,7 @@ pub unsafe extern "C" fn semctl(semid: c_int, semnum: c_int, cmd: c_int, arg: us
                 let count = task.sem_nsems(id)?;
                 user::check(arg, count * size_of::<u16>(), Access::Read)?;
                 let from = std::ptr::with_exposed_provenance::<u16>(arg);
-                // SAFETY: there is a value per semaphore.
+                // SAFETY: `check` has found that the memory of `count` values can be read.
                 let values = (0..count).map(|at| unsafe { from.wrapping_add(at).read_unaligned() });
                 return task.sem_setall(id, &values.collect::<Vec<u16>>()).map(|()| 0);
             }

@@ -13,13 +13,13 @@
 //!
 //! # Marks
 //!
-//! execve(2) detaches all segments, but the next program may make no call. So while a process has a
-//! segment attached, the library keeps a *mark* for it: the file `exec-PID` in the folder of
-//! segments.
+//! execve(2) detaches all segments, and nattch must show that even if the next program makes no IPC
+//! call. So while a process has a segment attached, it has a *mark*: the file `exec-PID` in the
+//! folder of segments.
 //!
-//! When a program is loaded, the library removes the file `exec-PID` for its pid, if there is one.
-//! In that case, the library registers the process immediately, which detaches the segments of the
-//! previous program.
+//! When the library is loaded into a program, it removes the mark of the process. If there was one,
+//! the library registers the process immediately, which detaches the segments of the previous
+//! program.
 //!
 //! # Differences from the kernel
 //!
@@ -115,7 +115,8 @@ pub(crate) fn detach_former() {
     }
 }
 
-/// The next program after execve(2) finds this file and detaches segments.
+/// Makes the mark of this process. By this file, the next program after execve(2) notices that it
+/// has to detach segments.
 pub(crate) fn mark() {
     let Some(folder) = folder() else { return };
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn shmat(shmid: c_int, address: *const c_void, shmflg: c_i
     })
 }
 
-/// # Safety
+/// Maps the file of a segment, and returns the address.
 ///
 /// The caller meets the requirements of [`shmat`].
 unsafe fn map(mapping: &Mapping<'_>) -> Result<*mut c_void, Errno> {
@@ -256,7 +257,7 @@ pub unsafe extern "C" fn shmctl(shmid: c_int, cmd: c_int, buf: *mut c_void) -> c
             SHM_LOCK => return task.shm_lock(id).map(|()| 0),
             SHM_UNLOCK => return task.shm_unlock(id).map(|()| 0),
             IPC_SET => {
-                // SAFETY: it is a structure of numbers.
+                // SAFETY: any bytes are a valid `shmid_ds`, which consists of numbers.
                 let perm = unsafe { user::read::<libc::shmid_ds>(buf) }?.shm_perm;
                 return task.shm_set(id, perm.uid, perm.gid, perm.mode as _).map(|()| 0);
             }

@@ -2,25 +2,25 @@
 //! ends the call's wait with `EINTR`.
 //!
 //! In the kernel, an IPC call queues itself and sleeps in one step. In this library the call is
-//! queued first, and then sleeps by futex(2). A signal handler that runs in between must prevent
+//! queued first, and then sleeps by futex(2). A signal handler may run in between. It must prevent
 //! the sleep, or the call would wait for ever.
 //!
 //! To prevent the sleep, the signal handler changes the futex word on which the call is about to
 //! sleep. A counter of signals would not do: a signal may come after the call has read the counter.
 //!
-//! The library installs an *entry*, a few instructions of its own, in place of every handler. The
-//! entry ends the wait of an interrupted call, and jumps to the program's handler.
+//! In place of each handler, the library installs an *entry*. An entry is a few instructions that
+//! end the wait of an interrupted call, and then jump to the program's handler.
 //!
 //! The program's handler finds the registers, the stack and the return address as the kernel has
 //! left them. So `siginfo`, the context, `SA_ONSTACK` and unwinding do not change. The flags and
 //! the mask are the program's, and sigaction(2) returns the program's own handler.
 //!
 //! # Two entries
-//! The library has two entries, each with its own table of the program's handlers, and installs at
-//! most one of them for a signal. To change a handler, a thread takes the lock of the tables,
-//! blocks all signals, and takes two steps:
-//! 1. It writes the new handler to the table of the other entry.
-//! 2. One system call installs that other entry with the new flags.
+//! The library has two entries. Each entry has its own table, in which it finds the program's
+//! handler for a signal. For each signal, at most one of the entries is installed. To change a
+//! handler, a thread blocks all signals, takes the lock of the tables, and does this:
+//! 1. It writes the new handler to the table of the entry that is not installed.
+//! 2. It installs this entry with the new flags, by one system call.
 //!
 //! A signal that arrives before the new entry is installed runs the old handler with the old flags.
 //! A later signal runs the new handler with the new flags.
@@ -51,7 +51,8 @@ use crate::user;
 /// Signal numbers are below this.
 const SIGNALS: usize = 65;
 
-/// `SIG_HOLD` of sigset(3), which like `SIG_ERR` is a constant and not the address of a handler.
+/// The value `SIG_HOLD`, which sigset(3) accepts in place of a handler. Like `SIG_ERR`, it is not
+/// the address of a function, so the library installs no entry for it.
 const SIG_HOLD: sighandler_t = 2;
 
 /// Signals whose handlers get no entry (code of this library that runs first). Instructions raise
@@ -130,11 +131,12 @@ fn cell(signal: c_int) -> Option<usize> {
     ((1..SIGNALS).contains(&index) && !LEFT_ALONE.contains(&signal)).then_some(index)
 }
 
-/// The new handler goes to the table of the entry (the library's code before a handler) that is not
-/// installed for `signal`. Until the kernel has installed that entry, a signal finds the old
-/// handler in the other table.
+/// Prepares a change of the handler of `signal`. Returns the guard of the tables, and the address
+/// that the caller installs. The caller keeps the guard until the kernel has installed the address.
 ///
-/// Keep the guard until the kernel has installed the address.
+/// If `handler` is a function, the address is that of an entry (the library's code before a
+/// handler). This is the entry that is not installed now, and `handler` is written to its table.
+/// Until the caller installs it, a signal finds the old handler in the other table.
 fn begin(
     signal: c_int,
     cell: usize,
@@ -217,7 +219,8 @@ pub(crate) unsafe fn by_number(
     unsafe { change(signal, cell, ours, before, |action| &mut action.handler, call) }
 }
 
-/// # Safety
+/// Changes the action of a signal by `call`. In the action `ours`, an entry replaces the program's
+/// handler. In the previous action `before`, the program's handler replaces an entry.
 ///
 /// If `call` returns 0 and `before` is not null, `call` has filled `before`.
 unsafe fn change<A>(
@@ -252,7 +255,8 @@ fn installed_now(signal: c_int) -> Option<sighandler_t> {
     (asked == 0).then_some(now.sa_sigaction)
 }
 
-/// # Safety
+/// Changes the handler of a signal by `next`, with an entry in place of the program's handler.
+/// Returns the program's previous handler.
 ///
 /// The caller meets the requirements of the C library's function.
 unsafe fn replace(next: &Replace, signal: c_int, handler: sighandler_t) -> sighandler_t {
@@ -281,8 +285,8 @@ macro_rules! replacing {
         }
         $(
             /// Calls the function of the same name in the C library. If `handler` is a function,
-            /// installs an entry in its place: code of this library that ends the wait of an IPC
-            /// call, and then runs `handler`.
+            /// installs an entry in its place. The entry is code of this library that ends the wait
+            /// of an IPC call, and then jumps to `handler`.
             ///
             /// # Safety
             ///

@@ -1,4 +1,4 @@
-//! syscall(2) with the numbers of the calls that this library answers.
+//! The interposed syscall(2), for programs that make IPC calls by their numbers.
 //!
 //! syscall(2) is variadic in C. Its arguments are where a plain function with seven arguments has
 //! them: six in registers, the last one on the stack.
@@ -29,7 +29,8 @@ next! {
 
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// After a call from `SYS_setuid` on, `dispatch` reads the credentials of the calling thread again.
+/// The system calls that `dispatch` handles. Those from `SYS_setuid` to the end change credentials.
+/// After one of them, `dispatch` reads the credentials of the calling thread again.
 const CALLS: &[c_long] = &[
     libc::SYS_msgget,
     libc::SYS_msgsnd,
@@ -50,7 +51,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_mlockall,
     libc::SYS_openat,
     libc::SYS_openat2,
-    // Newer machines do not have `open` and `creat`.
+    // AArch64 does not have the system calls `open` and `creat`.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     #[cfg(target_arch = "x86_64")]

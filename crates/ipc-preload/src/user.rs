@@ -1,4 +1,4 @@
-//! Memory of the program that a call reads or writes.
+//! Checks and accesses the memory of the program that an IPC call reads or writes.
 //!
 //! The kernel returns `EFAULT` for a bad address. This library runs in the program, which an access
 //! to a bad address would end with `SIGSEGV`. So before an access, [`check`] makes a system call
@@ -6,8 +6,8 @@
 //!
 //! | access | checked by |
 //! |---|---|
-//! | read | rt_sigprocmask(2) with an unknown `how`: the set is read before `how` is looked at |
-//! | write | futex(2), `FUTEX_WAKE_OP`, which adds 0 to a word |
+//! | read | rt_sigprocmask(2) with an invalid `how`: the kernel reads the set, then refuses `how` |
+//! | write | `FUTEX_WAKE_OP` of futex(2), which adds 0 to a word |
 //!
 //! # Cost
 //!
@@ -65,7 +65,8 @@ struct Range {
 
 const RANGES: usize = 4;
 
-/// All ranges begin and end at page boundaries.
+/// The ranges of addresses that a thread has found accessible. They begin and end at page
+/// boundaries.
 struct Known {
     stack: Cell<Range>,
     /// Ranges of the program's image and heap: those that can be read, and those that can be
@@ -98,7 +99,7 @@ pub(crate) unsafe fn read<T: Copy>(from: usize) -> Result<T, Errno> {
     Ok(unsafe { ptr::with_exposed_provenance::<T>(from).read_unaligned() })
 }
 
-/// # Safety
+/// Writes `value` to an address, which need not be aligned.
 ///
 /// The program has passed this address as the place where the call must store its result.
 pub(crate) unsafe fn write<T>(to: usize, value: T) -> Result<(), Errno> {
@@ -140,7 +141,7 @@ fn is_below_break(known: &[Range; RANGES], range: Range) -> bool {
     is_known && range.end <= program_break()
 }
 
-/// Makes no system call, because the C library knows the program break.
+/// Returns the program break. The C library knows it, so this makes no system call.
 fn program_break() -> usize {
     // SAFETY: the call takes a number, and an increment of 0 changes nothing.
     unsafe { libc::sbrk(0) }.addr()
@@ -178,7 +179,7 @@ impl Known {
     /// the end of `range` is accessible. Returns true if so.
     fn note_stack(&self, here: usize, range: Range) -> bool {
         // SAFETY: the function takes no argument. The result is the address of the thread's `struct
-        // pthread`. It lies at the upper end of the stack of each thread but the first.
+        // pthread`. Except for the first thread, it lies at the upper end of the thread's stack.
         let thread = unsafe { libc::pthread_self() } as usize;
         let is_beyond = here < thread && thread < range.end;
         if range.start < here || range.end - here > STACK_MAX || is_beyond {
@@ -244,7 +245,7 @@ fn is_writable(address: usize) -> bool {
     asked != Some(libc::EFAULT)
 }
 
-/// The program's errno does not change.
+/// Makes a system call. Returns its error, or None. Does not change the program's errno.
 ///
 /// # Safety
 ///

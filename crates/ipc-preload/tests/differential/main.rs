@@ -1,14 +1,14 @@
-//! Runs the scripts of `crates/ipc/tests/differential` with the preload library on one side. Every
-//! answer that a program gets through the library must be the kernel's.
+//! Compares the preload library with the host kernel, by the scripts of
+//! `crates/ipc/tests/differential`. A program must get the same answers from both.
 //!
-//! Each operation runs twice: with the library, and on the host kernel. Both times a process of
-//! this program reads the operation from a pipe and makes the call of libc. The processes with the
-//! library get a namespace in their environment, as `corewalk ipc exec` starts a command. The test
-//! process applies the undo of killed processes.
+//! Each operation runs twice: with the library, and on the host kernel. Both times, a child process
+//! of the test reads the operation from a pipe, and calls the function of libc. The processes with
+//! the library get a namespace in their environment, as `corewalk ipc exec` starts a command. The
+//! test process applies the undo of killed processes.
 //!
-//! The comparison covers all that a caller sees: results, errnos, the structures of `*_STAT` and
-//! `*_INFO`. Pids are translated before the comparison. A time counts as equal if it is set on both
-//! sides or on neither. Ids must be equal on both sides.
+//! The test compares everything that a caller sees: results, errnos, and the structures of `*_STAT`
+//! and `*_INFO`. Pids are translated before the comparison. A time counts as equal if it is set on
+//! both sides or on neither. Ids must be equal on both sides.
 //!
 //! `COREWALK_DIFFERENTIAL_OPS` sets the number of steps. Where the kernel does not permit an IPC
 //! namespace of its own, this program skips all tests.
@@ -46,7 +46,8 @@ use mapped::Change;
 use op::Kind;
 use pairing::{Extent, Pairing};
 
-/// The run ends after `steps` steps, or at the time limit, but makes at least `least` steps.
+/// How long the random run lasts: `steps` steps, or until the time limit, but at least `least`
+/// steps.
 const EXTENT: Extent = Extent { steps: 20_000, least: 2_000, limit: Duration::from_secs(40) };
 
 const CONTROL: Extent = Extent { steps: 4_000, least: 4_000, limit: Duration::MAX };
@@ -54,7 +55,8 @@ const CONTROL: Extent = Extent { steps: 4_000, least: 4_000, limit: Duration::MA
 type Kinds = fn(&mut Rng) -> &'static [Kind];
 
 fn main() {
-    // In a process that `Pairing` has started, `serve` does not return.
+    // In a child process that `Pairing` has started, `serve` carries out operations and does not
+    // return.
     process::serve();
     let Some(pairing) = Pairing::new(mapped::starter(None)) else { return };
     corner_cases(pairing);
@@ -94,7 +96,8 @@ fn corner_cases(mut pairing: Pairing) {
     }
 }
 
-/// `change` changes some answers of the library on purpose, and the comparison must find one.
+/// Control test: injects the bug `change` into the answers of the library. The comparison must find
+/// a difference.
 fn control(change: Change, kinds: Kinds) {
     let mut pairing = Pairing::new(mapped::starter(Some(change))).expect("it was tried");
     let run = || pairing.fuzz(Seed(1), CONTROL, kinds);

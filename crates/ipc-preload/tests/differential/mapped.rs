@@ -1,9 +1,9 @@
-//! The side of the comparison that runs with the preload library: one process per task, all with
-//! one namespace mapped.
+//! Runs the operations of the test with the preload library, in one process per task. All these
+//! processes have one namespace mapped.
 //!
 //! A process that waits in an IPC call sleeps in futex(2). But a process may also sleep in futex(2)
-//! for a lock, whose holder is awake. So a process counts as waiting only if all processes of the
-//! namespace sleep.
+//! until another process releases a lock. The holder of this lock is awake. So a process counts as
+//! waiting only if all processes of the namespace sleep.
 //!
 //! The test kills every second process by SIGKILL, and also each process that must end while it is
 //! in a call. The other processes end by themselves, and apply their own undo. After a SIGKILL the
@@ -44,13 +44,13 @@ pub(crate) enum Change {
     /// An injected bug: a permission bit is missing in the mode that `IPC_STAT` returns for a
     /// queue.
     Mode,
-    /// One attach fewer than there are.
+    /// An injected bug: `IPC_STAT` reports an nattch that is too low by 1.
     Attaches,
     /// An injected bug: msgrcv(2) with a negative type takes a message of any type.
     Type,
 }
 
-/// The state that the processes of this side share.
+/// The state that all processes with the library share.
 struct Common {
     namespace: Namespace,
     file: OwnedFd,
@@ -72,7 +72,7 @@ impl Folder {
         let name = format!("corewalk-differential-{}-{number}", std::process::id());
         let path = env::temp_dir().join(name);
         fs::create_dir(&path).expect("a folder");
-        // The scripts act as other users too.
+        // All users may write in the folder, because the scripts also act as other users.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).expect("it is ours");
         Self(path)
     }
@@ -135,7 +135,7 @@ impl Preloaded {
         is_asleep() && workers.iter().all(|worker| worker.borrow().is_asleep()) && is_asleep()
     }
 
-    /// Returns the operation that is sent in place of `op`.
+    /// Returns `op`, or, if a bug is injected, an operation with this bug.
     fn changed(&self, op: &Op) -> Op {
         let mut op = op.clone();
         match (self.common.change, &mut op) {
@@ -150,7 +150,7 @@ impl Preloaded {
         op
     }
 
-    /// Changes what the process has answered.
+    /// Changes an answer of the process if a bug is injected.
     fn change_answer(&self, answer: &mut Answer) {
         match (self.common.change, &self.call, &mut answer[..]) {
             (Some(Change::Errno), _, [-1, errno]) if *errno == i64::from(libc::EAGAIN) => {
@@ -192,8 +192,8 @@ impl Side for Preloaded {
                 if !self.is_interrupted {
                     return None;
                 }
-                // The signal came while the call was looking for dead processes, and has not ended
-                // the sleep that followed. The call sleeps now, so send the signal again.
+                // When the signal came, the call did not sleep yet: it was looking for dead
+                // processes. Then it went to sleep. It sleeps now, so send the signal again.
                 self.worker().borrow_mut().interrupt();
             }
             patience.wait(&self.worker().borrow().socket);

@@ -1,9 +1,9 @@
 //! A call must return `EFAULT` for an address that the program may not read or write, as in the
 //! kernel.
 //!
-//! A role (a function that a test runs in a process of its own) makes each call with every kind of
-//! bad address for every pointer argument. It makes the call by the C library's function and by
-//! number. The roles must pass on the host kernel as well.
+//! A role is a function that a test runs in a process of its own. The roles of this file make each
+//! call with every kind of bad address for every pointer argument. They make the call by the C
+//! library's function, and by syscall(2). The roles must pass on the host kernel as well.
 
 use corewalk_testkit::sysv;
 use libc::{c_int, c_long};
@@ -95,7 +95,7 @@ fn check(what: &str, addresses: Vec<usize>, expected: Answer, of: impl Fn(usize)
 
 fn good<T: Copy>(pages: &Pages, value: T) -> usize {
     let address = pages.0 + PAGE - size_of::<T>();
-    // SAFETY: there is room for it.
+    // SAFETY: the first page is writable, and has space for a `T` at its end.
     unsafe { ptr::with_exposed_provenance_mut::<T>(address).write_unaligned(value) };
     address
 }
@@ -219,7 +219,7 @@ fn receive(pages: &Pages, id: c_int) {
     for address in pages.unwritable(13) {
         assert_eq!(sysv::msg::msgsnd(id, &hello, 5, 0), Ok(0));
         assert_eq!(receive(0)(address), libc::EFAULT, "{address:x}");
-        // The message was taken, and is lost.
+        // The failed msgrcv(2) has removed the message from the queue.
         let good = good(pages, [0_u8; 13]);
         assert_eq!(receive(libc::IPC_NOWAIT)(good), libc::ENOMSG, "{address:x}");
     }
@@ -280,7 +280,8 @@ pub(crate) fn segments() {
     assert_eq!(call(libc::SYS_shmctl, &[raw, libc::IPC_RMID as usize, 0]), 0);
 }
 
-/// rt_sigaction(2) by number, whose pointers the library reads itself.
+/// rt_sigaction(2) by syscall(2) must refuse bad addresses, which the library itself reads and
+/// writes.
 pub(crate) fn actions() {
     let pages = Pages::new();
     let action = |new: usize, old: usize| {

@@ -26,7 +26,8 @@ enum Call {
     Send,
 }
 
-/// Semaphore 1 counts the waiters that have started.
+/// A semaphore set and a queue, at which processes wait by `call`. Semaphore 1 counts the processes
+/// that were started.
 #[derive(Clone, Copy)]
 struct Place {
     call: Call,
@@ -105,7 +106,7 @@ static PIPES: [AtomicI64; 2] = [const { AtomicI64::new(0) }; 2];
 
 extern "C" fn forks(_signal: libc::c_int) {
     let pid = if BY_NUMBER.load(RELAXED) == 0 {
-        // SAFETY: the child returns and ends.
+        // SAFETY: the child returns from the signal handler and then ends.
         unsafe { libc::fork() }
     } else {
         // SAFETY: clone(2) with these flags is a fork. The child has a copy of the parent's memory,
@@ -181,8 +182,8 @@ extern "C" fn first_call(_: *mut c_void) -> libc::c_int {
 extern "C" fn other_user(_: *mut c_void) -> libc::c_int {
     // SAFETY: the call takes a number.
     let changed = unsafe { libc::setuid(1000) };
-    // Ignore the result of the child's call. It depends on the credentials that docs/using/ipc.md
-    // names, and the test checks only later calls of the parent.
+    // Ignore the result. It depends on the credentials that count for this child
+    // (docs/using/ipc.md). The test checks only later calls of the parent.
     let _value = sysv::semctl(SET.load(RELAXED) as i32, 1, libc::GETVAL, 0);
     // SAFETY: the call takes a number.
     unsafe { libc::_exit(changed) }

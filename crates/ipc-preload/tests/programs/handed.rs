@@ -1,5 +1,5 @@
-//! Roles (functions that tests run in processes of their own) that lose the right to open the
-//! namespace's file, or that close all descriptors that they did not open. Calls must still work.
+//! Roles (functions that tests run in processes of their own). Some lose the right to open the
+//! namespace's file, others close all descriptors that they did not open. Calls must still work.
 
 use corewalk_testkit::require::{Need, skip};
 use corewalk_testkit::sysv;
@@ -72,7 +72,7 @@ pub(crate) fn closed() {
     }
 }
 
-/// The first call needs no descriptor.
+/// The first IPC call must succeed even if the process can open no descriptor.
 pub(crate) fn none_left() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limits are ours.
@@ -107,7 +107,7 @@ pub(crate) fn filtered() {
 
 /// A user that may not open the namespace's file must reach it by the inherited descriptor.
 pub(crate) fn other_user() {
-    // SAFETY: the call takes no group.
+    // SAFETY: the list of groups has no element, so the call does not read the null pointer.
     let mut changed = unsafe { libc::setgroups(0, std::ptr::null()) } == 0;
     // SAFETY: the call takes numbers.
     changed = changed && unsafe { libc::setresgid(65534, 65534, 65534) } == 0;

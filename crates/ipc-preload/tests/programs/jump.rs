@@ -1,8 +1,8 @@
 //! Roles (functions that tests run in processes of their own) with a handler that jumps out of the
 //! call that it has interrupted. They must pass on the host kernel as well.
 //!
-//! sigsetjmp(3) returns twice, which no Rust function may. `protect` replaces it: it calls a
-//! function, and returns once.
+//! The roles do not use sigsetjmp(3): it returns twice, which no Rust function may do. Instead,
+//! `protect` calls a function and returns once. `leave` jumps out of this function.
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn jump() {}
@@ -73,11 +73,11 @@ mod here {
     static IDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
     fn id(at: usize) -> i32 {
-        // ORDERING: Relaxed. One thread, and its children.
+        // ORDERING: Relaxed. Only one thread uses `IDS`, and its children have copies.
         IDS[at].load(Ordering::Relaxed) as i32
     }
 
-    /// `SIGUSR1` is unblocked only during the calls that `protect` makes.
+    /// Blocks or unblocks `SIGUSR1`. It is unblocked only during the calls that `protect` makes.
     fn let_in(how: libc::c_int) {
         // SAFETY: zeroes are a valid set of signals.
         let mut signals: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -99,7 +99,7 @@ mod here {
 
     fn receive_one() -> bool {
         let mut message = [0u64; 2];
-        // SAFETY: there is room for a type and 8 bytes.
+        // SAFETY: `message` has space for a type and 8 bytes of text.
         unsafe { libc::msgrcv(id(1), message.as_mut_ptr().cast(), 8, 0, 0) == 8 }
     }
 
@@ -114,7 +114,7 @@ mod here {
             IDS[at].store(id as usize, Ordering::Relaxed);
         }
         let pid = child(|| {
-            // The alarm ends the process if it waits for ever.
+            // If the child waits for ever, the alarm ends it.
             // SAFETY: the call takes a number.
             unsafe { libc::alarm(300) };
             install(libc::SIGUSR1, Some(&action(handler as *const () as usize, libc::SA_NODEFER)));
@@ -139,7 +139,7 @@ mod here {
         sysv::send_usr1(pid.cast_unsigned(), pid).expect("it is not waited for");
         until("it has left", || is_left(2));
         let message = [1u64, 7];
-        // SAFETY: there is a type and 8 bytes.
+        // SAFETY: `message` contains a type and 8 bytes of text.
         assert_eq!(unsafe { libc::msgsnd(queue, message.as_ptr().cast(), 8, 0) }, 0);
         assert_eq!(exited(wait(pid)), 0);
         sysv::semctl(sems, 0, libc::IPC_RMID, 0).expect("it is ours");
@@ -147,7 +147,8 @@ mod here {
         assert_eq!(unsafe { libc::msgctl(queue, libc::IPC_RMID, ptr::null_mut()) }, 0);
     }
 
-    /// A second signal may jump out of the interrupted call, too.
+    /// A signal handler that makes a waiting call, and then jumps out of the interrupted call. A
+    /// second signal may jump out of both calls.
     extern "C" fn waiting(_signal: libc::c_int) {
         take_inside();
         // SAFETY: as in `handler`.
@@ -160,7 +161,8 @@ mod here {
 
     static INSIDE: Place = Place([const { AtomicUsize::new(0) }; 7]);
 
-    /// A second signal jumps out of this wait only.
+    /// A signal handler that makes a waiting call. A second signal jumps out of this call, but not
+    /// out of the interrupted one.
     extern "C" fn waiting_and_left(_signal: libc::c_int) {
         protect(&INSIDE, take_inside);
     }

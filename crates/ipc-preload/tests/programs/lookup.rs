@@ -62,13 +62,15 @@ fn found(handle: *mut c_void, name: &str) -> *mut c_void {
 }
 
 fn opened(library: &CStr) -> *mut c_void {
-    // SAFETY: the name is a C string. The library is loaded already, or is the C library.
+    // SAFETY: the name is a C string. The library is loaded already, or is the C library. So no
+    // unknown code runs.
     let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOW) };
     assert!(!handle.is_null(), "{library:?}");
     handle
 }
 
-/// The look-up of Python's `ctypes.CDLL("libc.so.6")`.
+/// dlsym(3) with a handle must find the library's functions. Python's `ctypes.CDLL("libc.so.6")`
+/// looks functions up in this way.
 pub(crate) fn by_handle() {
     let handle = opened(c"libc.so.6");
     // A library that depends on the C library, so a dlsym(3) search in it also finds the C

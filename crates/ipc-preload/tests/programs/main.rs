@@ -1,8 +1,8 @@
-//! Programs that use only libc, with the library preloaded.
+//! Tests of programs that have the library preloaded, and call only functions of libc.
 //!
-//! A test starts this test program again. In the environment of the new process are the preload
-//! library, a namespace and the name of a role. A role is a function that makes plain calls of
-//! libc, forks, and panics if an answer is wrong.
+//! A test starts this test program again. The environment of the new process names the preload
+//! library, a namespace and a role. A role is a function that makes plain calls of libc, may fork,
+//! and panics if an answer is wrong.
 //!
 //! As the control, the same roles run without the library, and must pass on the host kernel too.
 #![expect(unsafe_code, reason = "libc declares system calls as unsafe")]

@@ -5,7 +5,8 @@ use std::fs;
 
 use crate::roles::{child, exited, remove, semop, set, wait};
 
-/// In KiB. Enough for the program, but not for a locked namespace.
+/// The most memory that may be locked or resident, in KiB. The program needs less, and the whole
+/// namespace would need more.
 const SMALL_KB: u64 = 512 * 1024;
 
 const PAGE: usize = 4096;

@@ -26,7 +26,7 @@ const SHM_HEAD: &str = "       key      shmid perms                  size  cpid 
 fn sem_row(id: c_int) -> String {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::semid_ds = unsafe { mem::zeroed() };
-    // SAFETY: there is room for what is told.
+    // SAFETY: `ds` has space for the result.
     assert_eq!(unsafe { libc::semctl(id, 0, libc::IPC_STAT, &raw mut ds) }, 0);
     let perm = ds.sem_perm;
     let ids = format!("{:5} {:5} {:5} {:5}", perm.uid, perm.gid, perm.cuid, perm.cgid);
@@ -38,7 +38,7 @@ fn sem_row(id: c_int) -> String {
 fn msg_row(id: c_int) -> String {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::msqid_ds = unsafe { mem::zeroed() };
-    // SAFETY: there is room for what is told.
+    // SAFETY: `ds` has space for the result.
     assert_eq!(unsafe { libc::msgctl(id, libc::IPC_STAT, &raw mut ds) }, 0);
     let perm = ds.msg_perm;
     let ids = format!("{:5} {:5} {:5} {:5}", perm.uid, perm.gid, perm.cuid, perm.cgid);
@@ -51,7 +51,7 @@ fn msg_row(id: c_int) -> String {
 fn shm_row(id: c_int) -> String {
     // SAFETY: zeroes are a valid structure of numbers.
     let mut ds: libc::shmid_ds = unsafe { mem::zeroed() };
-    // SAFETY: there is room for what is told.
+    // SAFETY: `ds` has space for the result.
     assert_eq!(unsafe { libc::shmctl(id, libc::IPC_STAT, &raw mut ds) }, 0);
     let perm = ds.shm_perm;
     let ids = format!("{:5} {:5} {:5} {:5}", perm.uid, perm.gid, perm.cuid, perm.cgid);
@@ -91,7 +91,7 @@ pub(crate) fn objects() {
     // SAFETY: the call takes numbers.
     let id = unsafe { libc::shmget(libc::IPC_PRIVATE, 123_456, 0o600) };
     assert_eq!(text("/proc/sysvipc/shm"), format!("{SHM_HEAD}{}", shm_row(id)));
-    // SAFETY: no address is asked for.
+    // SAFETY: the kernel or the library chooses the address, so no mapping is replaced.
     let at = unsafe { libc::shmat(id, ptr::null(), 0) };
     // SAFETY: the command takes no address.
     assert_eq!(unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) }, 0);
@@ -107,7 +107,7 @@ pub(crate) fn limits() {
     let told = text("/proc/sys/kernel/sem");
     assert_eq!(told, format!("{semmsl}\t{semmns}\t{semopm}\t{semmni}\n"));
     let mut msg = [0_i32; 8];
-    // SAFETY: there is room for what is told.
+    // SAFETY: `msg` has space for the result.
     assert!(unsafe { libc::msgctl(0, libc::IPC_INFO, msg.as_mut_ptr().cast()) } >= 0);
     for (name, limit) in [("msgmax", msg[2]), ("msgmnb", msg[3]), ("msgmni", msg[4])] {
         assert_eq!(text(&format!("/proc/sys/kernel/{name}")), format!("{limit}\n"));

@@ -14,14 +14,14 @@ use crate::roles::ROLES;
 
 const ROLE: &str = "COREWALK_PRELOAD_ROLE";
 
-/// Names the descriptor of the namespace's file.
+/// The environment variable that names an inherited descriptor of the namespace's file.
 pub(crate) const FD_ENV: &str = "COREWALK_IPC_FD";
 
 /// The file of a namespace. The drop removes it.
 pub(crate) struct Namespace {
     path: Option<PathBuf>,
     handed: Option<OwnedFd>,
-    /// Where the memory of segments is.
+    /// The path of the folder for the memory of segments.
     shm: Option<PathBuf>,
 }
 
@@ -55,8 +55,8 @@ impl Namespace {
         Self { path: Some(env::temp_dir().join(name)), handed: None, shm: None }
     }
 
-    /// The processes of the test inherit a descriptor of the namespace's file, and do not get its
-    /// path.
+    /// Returns a namespace that processes do not get by its path. They inherit a descriptor of its
+    /// file instead.
     pub(crate) fn handed() -> Self {
         let mut namespace = Self::new();
         let path = namespace.path.as_ref().expect("it has a path");
@@ -70,7 +70,7 @@ impl Namespace {
         namespace
     }
 
-    /// Returns the number of the descriptor.
+    /// Returns the number of the descriptor that processes inherit.
     pub(crate) fn number(&self) -> i32 {
         self.handed.as_ref().expect("it is handed on").as_raw_fd()
     }
@@ -166,7 +166,8 @@ pub(crate) fn run_on_linux(role: &str) {
     }
 }
 
-/// For a role whose calls go to the host kernel.
+/// Plays a role with the library, in an IPC namespace of the host kernel. The library passes some
+/// calls of this role on to the kernel.
 pub(crate) fn run_beside_linux(role: &str, namespace: &Namespace) {
     if has_own_linux() {
         run(role, namespace);

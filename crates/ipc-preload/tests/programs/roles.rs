@@ -309,7 +309,7 @@ fn credentials() {
         let before = semop(id, (0, 1, 0));
         let changed = sysv::act_as(1000, 1000);
         let refused = semop(id, (0, 1, 0));
-        // Becomes root again by number.
+        // Become root again by syscall(2).
         // SAFETY: the call takes numbers.
         let back = unsafe { libc::syscall(libc::SYS_setresuid, 0, 0, 0) };
         let again = semop(id, (0, 1, 0));
@@ -372,7 +372,7 @@ fn threads() {
             });
         }
     });
-    // The end of a thread undoes nothing.
+    // The end of a thread must apply no undo.
     assert_eq!(sysv::getall(id, 4), Ok(vec![1; 4]));
     remove(id);
 }
@@ -392,12 +392,13 @@ fn exec() {
         2
     });
     assert_eq!(exited(wait(pid)), 0);
-    // The undo of both programs was applied.
+    // The undo of both programs must have been applied.
     assert_eq!(value(id, 0), 0);
     remove(id);
 }
 
-/// The program that the role `exec` starts by execve(2). Does nothing without `SET_ENV`.
+/// The program that the role `exec` starts by execve(2). It must still have the undo of the
+/// previous program. Without `SET_ENV` it does nothing.
 fn after_exec() {
     let Ok(id) = std::env::var(SET_ENV) else { return };
     let id = id.parse().expect("a number");

@@ -78,7 +78,8 @@ fn read(address: usize) -> u8 {
     unsafe { byte(address).read_volatile() }
 }
 
-/// A process waits at the gate until all other processes have closed their ends of the pipe.
+/// A pipe at which a process waits. The gate is open when all other processes have closed their
+/// ends of the pipe.
 struct Gate([i32; 2]);
 
 impl Gate {
@@ -252,9 +253,8 @@ pub(crate) fn orphan() {
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
     for calls in [0, 1] {
         let (id, marked) = (segment(PAGE), segment(PAGE));
-        // Gates are pipes at which processes wait. The grandchild opens gate 0 when it runs, and
-        // gate 2 after its IPC call, if it makes one. The test opens the gates 1 and 3 to let the
-        // grandchild go on.
+        // A gate is a pipe at which a process waits. The grandchild opens gate 0 when it runs, and
+        // gate 2 after its IPC call. The test opens gates 1 and 3, at which the grandchild waits.
         let gates = [Gate::new(), Gate::new(), Gate::new(), Gate::new()];
         let pid = child(|| {
             let attached = [attach(id, 0, 0), attach(marked, 0, 0)];
@@ -421,8 +421,8 @@ pub(crate) fn threads() {
     remove(id);
 }
 
-/// While one thread is about to fork, no other thread may attach, even if nothing is attached yet.
-/// Otherwise the child would not know whether it has the segment.
+/// While one thread is about to fork, another thread must not attach the first segment of the
+/// process. Otherwise the child would not know whether it has inherited the segment.
 ///
 /// The test stops the forking thread by ptrace(2) at the entry of clone(2). At that moment the
 /// library has prepared the fork. On the host kernel the test does nothing.
@@ -441,8 +441,8 @@ pub(crate) fn first_attach() {
                 attach(id, 0, 0).is_ok()
             });
             if nattch(id) != 0 || !signals::is_traced() {
-                // SAFETY: the argument is an integer. Exit immediately to skip the test: a return
-                // would wait for ever for the thread that waits at `gate`.
+                // SAFETY: the argument is an integer. Exit here to skip the test: the end of the
+                // scope would wait for ever for the thread that waits at `gate`.
                 unsafe { libc::_exit(77) };
             }
             let inner = child(|| i32::from(nattch(id) > 1));

@@ -22,7 +22,7 @@ extern "C" fn with_siginfo(
 ) {
     let local = 0u8;
     let mut stack = empty_stack();
-    // SAFETY: there is room for the answer.
+    // SAFETY: the call changes nothing, and writes to `stack`.
     unsafe { libc::sigaltstack(ptr::null(), &raw mut stack) };
     let (start, at) = (stack.ss_sp.addr(), ptr::from_ref(&local).addr());
     let is_on_it = (start..start + stack.ss_size).contains(&at);
@@ -114,7 +114,7 @@ static MIXED: AtomicU64 = AtomicU64::new(0);
 /// Handler 0 is installed with `SIGUSR1` in its mask, handler 1 without.
 fn ran(which: usize) {
     let mut mask = std::mem::MaybeUninit::uninit();
-    // SAFETY: nothing is changed, and there is room for the answer.
+    // SAFETY: the call changes nothing, and writes to `mask`.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), mask.as_mut_ptr()) };
     // SAFETY: the call has filled it.
     let is_blocked = unsafe { libc::sigismember(mask.as_ptr(), libc::SIGUSR1) } == 1;
@@ -204,7 +204,8 @@ fn changes_beside_changes() -> bool {
         for round in 1..=ROUNDS {
             // ORDERING: Release. See `wait_for`.
             begun.store(round, Ordering::Release);
-            // The spawned thread may see `begun` late.
+            // The spawned thread may see `begun` late. The delay differs from round to round. So in
+            // some rounds, both threads install their handlers at the same moment.
             (0..round % 100).for_each(|_| hint::spin_loop());
             install(libc::SIGUSR2, Some(&actions[0]));
             wait_for(&done, round);
@@ -351,7 +352,7 @@ pub(crate) fn before_sleep() {}
 pub(crate) fn is_traced() -> bool {
     // SAFETY: the call takes numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    // SAFETY: the call takes nothing more.
+    // SAFETY: `PTRACE_TRACEME` uses no other argument.
     let is_traced = unsafe { libc::ptrace(libc::PTRACE_TRACEME) } == 0;
     if is_traced {
         // SAFETY: the call takes a number.
@@ -360,7 +361,8 @@ pub(crate) fn is_traced() -> bool {
     is_traced
 }
 
-/// True if the child exited with 77, for lack of permission.
+/// Waits until the child stops or ends. Returns true if it exited with 77, because it may not be
+/// traced.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn exited_early(pid: i32) -> bool {
     let mut status = 0;
