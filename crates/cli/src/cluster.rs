@@ -1,10 +1,12 @@
 //! `corewalk cluster`: limits and junctions of a cluster file system.
 //!
 //! # Reaching a junction
-//! A junction is a directory of a cluster file system on which its mounts show another file system.
-//! The command changes an extended attribute of this directory. But the other file system, once it
-//! is mounted, hides the directory. So the command clones the outer mount without the mounts on it
-//! (`open_tree` with `OPEN_TREE_CLONE`), and opens the directory in the clone.
+//! A junction is a directory of a cluster file system on which mounts show a second file system.
+//! `corewalk cluster junction` changes an extended attribute of this directory. But the mounted
+//! second file system hides the directory.
+//!
+//! So the command opens the directory in a clone of the first mount (`open_tree` with
+//! `OPEN_TREE_CLONE`). The clone does not contain the mount of the second file system.
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
@@ -36,9 +38,9 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    /// Makes an empty directory the place of another cluster file system.
+    /// Makes an empty directory show another cluster file system.
     Junction(Junction),
-    /// Prints the use and the limits of a cluster file system, and changes the limits.
+    /// Prints and changes the limits of a cluster file system, and prints how much of them is used.
     Limits(LimitsArguments),
 }
 
@@ -61,8 +63,8 @@ struct LimitsArguments {
 /// Limits on the command line.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// The most bytes of all files, as the sum of their sizes: a number, which may end in k, m, g
-    /// or t for a power of 1024. 0 means no limit.
+    /// The most bytes of all files, as the sum of their sizes. The number may end in k, m, g or t
+    /// for a power of 1024. 0 means no limit.
     #[arg(long, value_name = "SIZE", value_parser = parse_count)]
     capacity: Option<u64>,
     /// The most inodes: a number, as for --capacity. 0 means no limit.
@@ -71,7 +73,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Sets the limits that are given. Returns the limits and the use.
+    /// Sets the limits of the command line. Returns all limits, and how much of them is used.
     pub(crate) fn apply(self, url: &Url) -> Result<Usage, OpenError> {
         corewalk_cluster::limits(url, self.capacity, self.inodes)
     }
@@ -112,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Sets the limits that are given, and prints all limits and the use.
+/// Sets the limits of the command line. Prints all limits, and how much of them is used.
 fn show_limits(arguments: &LimitsArguments) -> Result<(), Failure> {
     let url = &arguments.url;
     let usage =
@@ -210,7 +212,7 @@ fn root_of(path: PathBuf) -> PathBuf {
     path
 }
 
-/// Opens the directory of a junction, although another file system is mounted on it.
+/// Opens the directory of a junction, even if a mount hides it (see the start of this file).
 fn open_below_mounts(path: &Path) -> Result<OwnedFd, Errno> {
     let name = path.file_name().ok_or(Errno::BUSY)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

@@ -13,9 +13,10 @@ pub(crate) enum Failure {
     Usage(String),
     /// The command line is valid, but the command failed. Exit status 1.
     Failed(String),
-    /// A command with an exit status of its own: `fsck` has those of fsck(8).
+    /// The command failed with this exit status. For example, `fsck` has the statuses of fsck(8).
     Command(u8, String),
-    /// This process or its child has already printed the reason.
+    /// The command failed with this exit status. The reason was already printed by this process or
+    /// its child.
     Reported(u8),
 }
 
@@ -43,10 +44,10 @@ impl Failure {
     }
 }
 
-/// A panic becomes a failure, and prints nothing.
+/// Runs `step`. If `step` panics, returns the panic's message as a failure instead of printing it.
 ///
-/// A panic hook belongs to the whole process. So panics of all threads print no message while
-/// `step` runs.
+/// A panic hook belongs to the whole process. So while `step` runs, the panics of other threads
+/// print no message either.
 pub(crate) fn without_panic_messages<R>(step: impl FnOnce() -> R) -> Result<R, Failure> {
     let last = Arc::new(Mutex::new(String::new()));
     let hook = take_hook();

@@ -3,7 +3,7 @@
 //! The exit statuses are those of fsck(8), even for an invalid command line. The other subcommands
 //! fail with 1 or 2, which in fsck(8) mean "errors corrected" and "the system should be rebooted".
 //!
-//! If a process has the store open, the check waits up to 5 seconds, as a mount does: a server
+//! If a process has the store open, the check waits up to 5 seconds, as a mount does. A server
 //! whose mount was just unmounted soon closes the store. A cluster file system may be mounted
 //! during the check, which reads one snapshot of the database.
 
@@ -16,7 +16,7 @@ use corewalk_store::Report;
 use crate::failure::Failure;
 use crate::source::{Source, object_settings, open_when_free, parse_url};
 
-/// Exit status if the store has errors. They were not corrected.
+/// Exit status if the check has found errors. `corewalk fsck` corrects no error.
 const ERRORS_LEFT: u8 = 4;
 /// Exit status if the check itself failed, or if its result could not be printed.
 const OPERATIONAL: u8 = 8;
@@ -45,9 +45,8 @@ pub(crate) struct Arguments {
     /// Print one JSON object: the list of errors and the totals.
     #[arg(long)]
     json: bool,
-    /// Of a cluster file system, make mounts remove the strays: objects that no file uses and that
-    /// the database does not know. A running mount, or the next one, removes them after a minute or
-    /// two.
+    /// Remove the strays of a cluster file system: objects that no file uses and that the database
+    /// does not know. A running mount, or else the next mount, removes them after a minute or two.
     #[arg(long)]
     remove_strays: bool,
 }

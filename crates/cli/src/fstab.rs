@@ -1,9 +1,9 @@
 //! `mount.corewalk`: the program as an external helper of mount(8), for lines of fstab(5).
 //!
-//! For a file system type TYPE that the kernel does not know, mount(8) runs `/sbin/mount.TYPE SPEC
-//! DIR [-sfnv] [-o OPTIONS] [-t TYPE]`. If `/sbin/mount.corewalk` is a link to this program, `mount
-//! -t corewalk store:/srv/s /mnt` does the same as `corewalk mount --daemon`. So does a line of
-//! fstab(5) with the type `corewalk`.
+//! For a file system type TYPE that the kernel does not know, mount(8) runs
+//! `/sbin/mount.TYPE SPEC DIR [-sfnv] [-o OPTIONS] [-t TYPE]`. If `/sbin/mount.corewalk` is a link
+//! to this program, `mount -t corewalk store:/srv/s /mnt` does the same as
+//! `corewalk mount --daemon`. So does a line of fstab(5) with the type `corewalk`.
 //!
 //! Like mount(8), the helper prints only errors. With `-v` it also prints a line when the mount is
 //! ready. With `-f` it only checks the command line.
@@ -26,7 +26,7 @@ use clap::Parser;
 use crate::failure::Failure;
 use crate::mount;
 
-/// The start of the names under which mount(8) calls its helpers.
+/// If the name of this program begins with this prefix, the program runs as a helper of mount(8).
 const NAME_PREFIX: &[u8] = b"mount.";
 /// Exit status for an invalid command line.
 const USAGE: u8 = 1;
@@ -61,7 +61,7 @@ struct Arguments {
     is_verbose: bool,
 }
 
-/// mount(8) starts its helpers under names such as `mount.corewalk`.
+/// Returns true if mount(8) has started this program, under a name such as `mount.corewalk`.
 pub(crate) fn is_called() -> bool {
     let name = std::env::args_os().next().unwrap_or_default();
     Path::new(&name).file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
@@ -92,7 +92,7 @@ fn mount(arguments: Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// mount(8) has other exit statuses than this program.
+/// Gives a failure the exit status that mount(8) has for it.
 fn with_status_of_mount(failure: Failure) -> Failure {
     match failure {
         Failure::Usage(line) => Failure::Command(USAGE, line),

@@ -29,8 +29,8 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Runs a command in a namespace: its semaphores, message queues and, with --shm, its shared
-    /// memory are those of the namespace instead of the kernel's.
+    /// Runs a command in a namespace. The command then uses the semaphores, message queues and,
+    /// with --shm, the shared memory of the namespace instead of the kernel's.
     Exec(exec::Arguments),
     /// Lists the objects of a namespace, as ipcs(1) does, or the user's namespaces.
     Ls(ls::Arguments),
@@ -38,7 +38,7 @@ enum Command {
     Rm(rm::Arguments),
     /// Prints the limits and the use of a namespace, and its number of tasks, in one table.
     Stat(stat::Arguments),
-    /// Watches a namespace, and cleans up immediately after a process that is killed.
+    /// Watches a namespace, and cleans up immediately when one of its processes was killed.
     Serve(serve::Arguments),
 }
 

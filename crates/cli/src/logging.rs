@@ -17,8 +17,8 @@ use std::sync::Mutex;
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// The longest line of the log. It is shorter than `PIPE_BUF`, so a pipe that poll(2) reports as
-/// writable takes the whole line.
+/// The longest line of the log, in bytes. It is shorter than `PIPE_BUF`. So if poll(2) reports a
+/// pipe as writable, the pipe takes a whole line without blocking.
 const LINE_BYTES_MAX: usize = 512;
 
 struct Stderr;
@@ -48,7 +48,7 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// The line is dropped if `out` is closed or would block.
+/// Writes a line to `out`. If `out` is closed or would block, drops the line.
 fn write_line(out: &impl AsFd, text: &str) {
     // Without the lock, another thread could fill the pipe between poll(2) and write(2), and
     // write(2) would block.
@@ -87,8 +87,8 @@ mod tests {
         all
     }
 
-    /// A panic must not stop the server, even if the log is a full pipe in blocking mode. Trap X3
-    /// in `traps.md`.
+    /// The log must never block: a thread that panics writes to it, and the log may be a full pipe
+    /// in blocking mode. Trap X3 in `traps.md`.
     #[test]
     fn log_into_a_full_pipe_does_not_block() {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();

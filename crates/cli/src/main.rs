@@ -36,10 +36,11 @@ use corewalk_base::primitives::thread;
 
 use failure::Failure;
 
-/// The stack of the first thread has the size of `ulimit -s`, which may be too small.
+/// The stack size of the thread that runs the command, in bytes. The stack of the first thread has
+/// the size of `ulimit -s`, which may be too small.
 const STACK_BYTES: usize = 8 << 20;
 
-/// The end of the help of the program.
+/// The text at the end of `corewalk --help`.
 const EXAMPLES: &str = "\
 Examples:
   corewalk mount tmpfs /tmp/m               a file system in memory, until Ctrl-C or umount /tmp/m
@@ -112,14 +113,14 @@ fn run() -> ExitCode {
 
 /// Reports why clap did not accept the command line.
 ///
-/// clap itself prints help and version. Any other mistake is one line, with the exit status
-/// `status`.
+/// If the user asks for help or the version, clap prints it. Every other case is a mistake: this
+/// function prints one line about it, and returns the exit status `status`.
 fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp
         | ErrorKind::DisplayVersion
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // A pipe without a reader may refuse the help.
+            // Ignore an error: the help may go to a pipe whose reader has ended.
             let _ = error.print();
             ExitCode::from(error.exit_code() as u8)
         }
@@ -130,7 +131,8 @@ fn refuse(error: &clap::Error, status: u8) -> ExitCode {
     }
 }
 
-/// A message of clap consists of the mistake, hints and the usage, in paragraphs.
+/// Returns the first paragraph of a message of clap as one line. This paragraph names the mistake;
+/// the others are hints and the usage.
 fn first_paragraph(message: &str) -> String {
     let paragraph = message.split("\n\n").next().unwrap_or_default();
     let words = paragraph.strip_prefix("error: ").unwrap_or(paragraph);

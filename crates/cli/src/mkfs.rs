@@ -23,11 +23,11 @@ Example:
 
 Exit status: 0 if the file system was made, 1 if not, 2 if the command line is invalid.")]
 pub(crate) struct Arguments {
-    /// Where to make it: pg://USER@HOST:PORT/DATABASE?data=WHERE. WHERE is the place of the
+    /// The new file system: pg://USER@HOST:PORT/DATABASE?data=WHERE. WHERE says where to store the
     /// contents of files over 16 KiB: file:DIR or s3://BUCKET/PREFIX.
     url: OsString,
-    /// Replace the file system that the database has already. Its files are lost, and its objects
-    /// stay where they are.
+    /// Replace an existing file system in the database. Its files are lost, but its objects are not
+    /// removed.
     #[arg(long)]
     force: bool,
     #[command(flatten)]

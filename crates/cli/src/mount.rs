@@ -2,17 +2,18 @@
 //!
 //! - The command prints one line when the mount is ready, and ends when the mount is unmounted, for
 //!   example by umount(8).
-//! - On SIGINT, SIGTERM and SIGHUP it unmounts the mount itself. If SIGHUP was ignored at its
-//!   start, as under nohup(1), it stays ignored.
+//! - On SIGINT, SIGTERM and SIGHUP the command unmounts the mount itself. If SIGHUP was ignored
+//!   when the command started, as under nohup(1), it stays ignored.
 //! - With `--daemon`, a second process serves the mount in the background; see [`daemon`].
 //!
 //! # The end of a mount
-//! Normally the command leaves no mount behind, and removes a mount point that it has created. If
-//! programs use the mount when a signal comes, the command detaches the mount. Then these programs
-//! lose the server, and so do programs that use a copy of the mount in another mount namespace.
+//! At its end, the command normally removes the mount, and also the mount point if it has created
+//! it. If programs use the mount when a signal comes, the command detaches the mount. The server
+//! then ends, so the calls of these programs fail. So do the calls of programs that use a copy of
+//! the mount in another mount namespace.
 //!
-//! In two cases the mount stays without a server until `umount -l`: the command was killed by
-//! SIGKILL, or a signal came while another file system was mounted on top.
+//! In two cases the mount stays without a server until `umount -l`. Either the command was killed
+//! by SIGKILL, or a signal came while another file system was mounted on top.
 
 mod daemon;
 mod descriptors;
@@ -38,7 +39,7 @@ use crate::source::Source;
 use junctions::{Inherited, Junctions};
 pub(crate) use options::{Plan, scaled};
 
-/// The part of the help on options and fstab(5).
+/// The text at the end of `corewalk mount --help`, on sources, options and fstab(5).
 const OPTIONS: &str = "\
 Sources:
   tmpfs        a file system in memory; unmounting deletes it
@@ -180,8 +181,8 @@ pub(crate) struct Arguments {
     /// Be the background process that `--daemon` starts.
     #[arg(long, hide = true)]
     background: bool,
-    /// The identity of a file system above this one: a junction in it leads to this mount, directly
-    /// or through other junctions.
+    /// The identity of a file system from which junctions lead to this mount. A mount of one of
+    /// these file systems would make an endless path, so it is refused.
     #[arg(long, hide = true)]
     above: Vec<String>,
 }
@@ -227,7 +228,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(cluster) = &opened.cluster {
         junctions::check_circle(cluster.id(), &arguments.above, path)?;
     }
-    // A signal during mount(2) would leave the mount behind, so the handlers are installed first.
+    // Install the signal handlers before mount(2). Otherwise a signal could end this process after
+    // mount(2), and the mount would stay.
     let signals = EndSignals::watch().map_err(|error| Failure::of(path.display(), error))?;
     let created = CreatedMountpoint::create(path)?;
     let mount = Mount::new(opened.fs, path, plan.server, &plan.mount)
@@ -261,12 +263,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         daemon::detach();
     }
     let served = mount.wait_or_unmount(signals);
-    // Cached changes are written even after a lazy unmount. Programs that still have files open may
-    // write later, but the file system is gone for them.
+    // Write cached changes even after a lazy unmount. Programs may still have files open then, but
+    // their later writes fail.
     let synced = opened.store.map_or(Ok(()), |store| store.sync());
     let synced = synced.and(opened.cluster.map_or(Ok(()), |cluster| progress::close(&cluster)));
-    // The mounts of junctions may take long to end, and do not need the mount above them. So they
-    // end last.
+    // End the mounts of junctions last, because they may take long to end. They do not need the
+    // mount that contains the junctions.
     drop(junctions);
     drop(created);
     synced.map_err(|error| {
@@ -286,7 +288,8 @@ fn cross(
     Junctions::start(cluster.clone(), path, Inherited { options, above }).map(Some)
 }
 
-/// The printed paths may be no UTF-8, so they are written as bytes.
+/// Prints that the mount is ready. The source and the path need not be UTF-8, so they are written
+/// as bytes.
 fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
     let (source, path) = (source.as_bytes(), path.as_os_str().as_bytes());
     let line = [b"mounted ", source, b" on ", path, b"\n"].concat();
@@ -296,8 +299,8 @@ fn announce(source: &OsStr, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::of("standard output", error))
 }
 
-/// A mount point that this command has created. It is removed through a descriptor of its parent,
-/// whatever happens to the directories above. If the name leads to another directory by then,
+/// A mount point that this command has created. The drop removes it by a descriptor of its parent,
+/// so it works even if directories above were renamed. If another directory has its name by then,
 /// nothing is removed.
 struct CreatedMountpoint {
     parent: OwnedFd,
@@ -306,7 +309,7 @@ struct CreatedMountpoint {
 }
 
 impl CreatedMountpoint {
-    /// Returns None if `path` already exists.
+    /// Creates the directory `path`. Returns None if `path` already exists.
     fn create(path: &Path) -> Result<Option<CreatedMountpoint>, Failure> {
         let failed = |error: std::io::Error| Failure::of(path.display(), error);
         match std::fs::create_dir(path) {

@@ -2,8 +2,8 @@
 //!
 //! A SOURCE is `tmpfs`, a store (`store:DIR`), a cluster file system (`pg://USER@HOST/DATABASE`),
 //! or a directory of the host. A directory of the host is given by a path with a `/` in it, such as
-//! `/srv` or `./tmpfs`. Other schemes such as `s3://` are reserved. Each source gives a
-//! [`FileSystem`], and the server options that are safe for it.
+//! `/srv` or `./tmpfs`. Other schemes such as `s3://` are reserved. For each source, this module
+//! chooses the [`FileSystem`], and server options that are safe for it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -33,7 +33,7 @@ const BUSY_RETRY: Duration = Duration::from_millis(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Tmpfs,
-    /// The path is leaked, so it stays valid until the process ends.
+    /// A directory of the host. The memory of the path is never freed, so the path stays valid.
     Host(&'static Path),
     Store(&'static Path),
     /// The URL was parsed successfully.
@@ -42,13 +42,15 @@ pub(crate) enum Source {
 
 pub(crate) struct Opened {
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// The server syncs the store when the mount ends.
+    /// The store, if the source is one. The server syncs it when the mount ends.
     pub(crate) store: Option<Arc<Store>>,
-    /// The server closes the cluster file system when the mount ends.
+    /// The cluster file system, if the source is one. The server closes it when the mount ends.
     pub(crate) cluster: Option<Arc<ClusterFs>>,
 }
 
 impl Source {
+    /// Parses the SOURCE of a command line.
+    ///
     /// # Errors
     /// [`Failure::Usage`] for an unknown source. [`Failure::Failed`] for a host directory that does
     /// not exist.
@@ -107,16 +109,19 @@ impl Source {
 
     pub(crate) fn server_options(self) -> Options {
         match self {
-            // All changes come through this mount.
+            // Only this mount changes the files, so the kernel may cache for long.
             Source::Tmpfs | Source::Store(_) => Options::exclusive(),
-            // Other programs may change the directory on the host.
+            // Other programs may change the directory on the host, so the kernel may cache only for
+            // a short time.
             Source::Host(_) => Options::shared(),
-            // The back end says with each answer how long the kernel may keep it, so there are no
-            // fixed timeouts.
+            // For each answer, the back end decides how long the kernel may cache it. So there are
+            // no fixed timeouts.
             Source::Cluster(_) => Options::shared(),
         }
     }
 
+    /// Opens the file system of this source.
+    ///
     /// # Errors
     /// The errno of opening a host directory, or the error of a store or a cluster file system.
     pub(crate) fn open(self, plan: &Plan) -> Result<Opened, Failure> {
@@ -139,8 +144,8 @@ impl Source {
             Source::Cluster(url) => {
                 let options = plan.cluster.clone().with_settings(object_settings());
                 let options = options.with_cache_bytes(plan.server.vfs.cache_bytes as usize);
-                // Threads free cache entries that other threads have allocated, and each heap only
-                // reuses its own memory.
+                // Fewer heaps use less memory. A thread often frees cache entries that another
+                // thread has allocated, and the freed memory is reused only in its own heap.
                 heap::limit_heaps();
                 let fs = ClusterFs::open(&parse_url(url)?, &options);
                 let fs = Arc::new(fs.map_err(|error| Failure::of(url, error))?);
@@ -150,8 +155,8 @@ impl Source {
     }
 }
 
-/// The password comes from `PGPASSWORD`. `PGSSLMODE` and `PGSSLROOTCERT` take the place of missing
-/// parameters of the URL.
+/// Parses the URL of a cluster file system. The password is read from `PGPASSWORD`. If the URL has
+/// no `sslmode` or `sslrootcert`, the value is read from `PGSSLMODE` or `PGSSLROOTCERT`.
 pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
     let mut full = text.to_owned();
     for (variable, name) in [("PGSSLMODE", "sslmode="), ("PGSSLROOTCERT", "sslrootcert=")] {
@@ -169,16 +174,16 @@ pub(crate) fn parse_url(text: &str) -> Result<Url, Failure> {
     })
 }
 
-/// Other programs for S3 use the same environment variables.
+/// Returns the environment variables `AWS_*`, which other programs for S3 use as well.
 pub(crate) fn object_settings() -> Vec<(String, String)> {
     std::env::vars().filter(|(name, _)| name.starts_with("AWS_")).collect()
 }
 
-/// If another process has the store open, waits up to [`BUSY_TIMEOUT`] for it.
+/// Opens a store with `open`. If another process has the store open, waits up to [`BUSY_TIMEOUT`].
 ///
 /// # Errors
-/// The error of the store. If another process still has the store open, it contains the pid of that
-/// process.
+/// The error of the store. If another process still has the store open, the message contains the
+/// pid of that process.
 pub(crate) fn open_when_free<R>(
     path: &Path,
     open: impl Fn() -> Result<R, OpenError>,

@@ -1,8 +1,8 @@
 //! `corewalk ipc exec`: runs a command in a namespace.
 //!
 //! The command loads the preload library, which finds the namespace by environment variables. The
-//! command, and each program that it starts, also inherits descriptors of the namespace's file and
-//! of the folder of segments. `exec` waits for the command, and ends with its exit status.
+//! command and the programs that it starts also inherit two descriptors: of the namespace's file,
+//! and of the folder with the memory of segments. `exec` waits for the command.
 //!
 //! `exec` passes signals of other processes on to the command. It does not pass on signals of the
 //! terminal, because the kernel sends them to the command as well.
@@ -39,7 +39,7 @@ use crate::failure::Failure;
 pub(crate) struct Arguments {
     /// The namespace: a name, or the path of its file (with a / in it). It is created if it does
     /// not exist, and stays until `corewalk ipc rm --purge`. Without this option, the command gets
-    /// a new namespace in memory, which is removed at its end.
+    /// a new namespace in memory, which is removed when the command ends.
     #[arg(long, value_name = "NAME|PATH")]
     namespace: Option<String>,
     /// Use the namespace for shared memory as well. Without this option, the command uses shared
@@ -76,7 +76,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .args(&arguments.command[1..])
         .env("LD_PRELOAD", preload::value(&preload, before.as_deref()))
         .env(NAMESPACE_ENV, &place.path);
-    // `exec` itself may run in another namespace, which these variables describe.
+    // If `exec` itself runs in a namespace, it has inherited these variables. The command must not
+    // get the values of that other namespace.
     for name in [FD_ENV, SHM_ENV, SHM_FD_ENV] {
         command.env_remove(name);
     }
@@ -93,7 +94,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             command.env(name, word);
         }
     }
-    // Without handlers, a signal could end `exec` and leave the command running.
+    // The handlers must be installed before the command starts. Otherwise, a signal could end
+    // `exec` and leave the command running.
     let signals =
         SignalsInfo::<WithOrigin>::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]);
     let signals = signals.map_err(|error| Failure::of("signals", error))?;
@@ -122,8 +124,8 @@ fn supervise(
     place: &Place,
 ) -> Result<ExitStatus, Failure> {
     let failed = |error| Failure::of("waiting for the command", error);
-    // When the command has ended, another process may get its pid. So signals go through a pidfd,
-    // which never leads to another process.
+    // When the command has ended, another process may get its pid. A pidfd still stands for the
+    // command, so `exec` sends signals by a pidfd.
     let pid = Pid::from_raw(child.id().cast_signed()).expect("a process has a number");
     let open = || pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(error.into()));
     pass_on(signals, open()?);
@@ -143,17 +145,18 @@ fn pass_on(mut signals: SignalsInfo<WithOrigin>, process: OwnedFd) {
         for origin in &mut signals {
             let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
             if origin.process.is_some() {
-                // Sending fails only if the command has ended. `supervise` gets its exit status.
+                // Ignore an error: sending fails only if the command has ended, and `supervise`
+                // notices that.
                 let _sent = pidfd_send_signal(&process, signal);
             }
         }
     });
 }
 
-/// `exec` ends with the exit status of the command, or by the same signal.
+/// Ends `exec` as the command has ended: with the same exit status, or by the same signal.
 fn ended_as(status: ExitStatus) -> Result<(), Failure> {
     if let Some(signal) = status.signal() {
-        // Returns only if `signal` does not end a process by default.
+        // This call returns only if the default action of `signal` does not end a process.
         let _alive = signal_hook::low_level::emulate_default_handler(signal);
         return Err(Failure::Reported(128u8.wrapping_add(signal as u8)));
     }

@@ -97,7 +97,8 @@ fn row(object: &Object, kind: Kind, form: Form) -> Vec<String> {
     row
 }
 
-/// A column is at least ten letters wide, as in ipcs(1).
+/// Formats a table with a line of column names. A column is at least ten letters wide, as in
+/// ipcs(1).
 pub(super) fn columns(names: &[&str], rows: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at)).map(String::len);
@@ -197,8 +198,8 @@ pub(super) fn limits(kind: Kind, limits: &Limits) -> String {
     }
 }
 
-/// The namespace does not know which pages are swapped out. So the lines on swap of `ipcs
-/// --summary` are left out.
+/// Formats how much of the limits is used, as `ipcs --summary` does. The lines on swap are missing,
+/// because the namespace does not know which pages are swapped out.
 pub(super) fn summary(kind: Kind, task: &Task) -> Result<String, Errno> {
     Ok(match kind {
         Kind::Msg => {
@@ -236,7 +237,9 @@ fn time(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Years are counted from March, so that a leap day is the last day of its year.
+/// Converts a number of days since 1970-01-01 to a year, a month and a day.
+///
+/// The calculation lets each year begin in March. A leap day is then the last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_400_YEARS: u64 = 146_097;
     // The count begins at 0000-03-01.

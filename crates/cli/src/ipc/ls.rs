@@ -44,7 +44,8 @@ pub(crate) struct Arguments {
     /// Show the times of the last operations and of the last change, in UTC.
     #[arg(short = 't', long, group = "form")]
     time: bool,
-    /// Show the pids of the creator and of the last user. For semaphores use -i.
+    /// Show pids. Of a queue: the last sender and the last receiver. Of a segment: the creator, and
+    /// the last process that attached or detached it. For semaphores use -i.
     #[arg(short = 'p', long, group = "form")]
     pid: bool,
     /// Show the creator and the owner.
@@ -142,7 +143,7 @@ fn one(task: &Task, kind: Kind, id: i32, is_json: bool) -> Result<String, Failur
 struct Named {
     name: String,
     path: PathBuf,
-    /// The memory that the file uses, without its holes.
+    /// The memory of the file, in bytes. Holes in the file use no memory.
     used_bytes: u64,
 }
 
@@ -185,7 +186,7 @@ fn namespaces_table(namespaces: &[Named]) -> String {
     forms::columns(&["namespace", "bytes", "path"], &rows.collect::<Vec<_>>())
 }
 
-/// Control characters are escaped as `ls -b` does, so that a name cannot span several rows or
+/// Escapes control characters, as `ls -b` does. Otherwise, a name could span several rows or
 /// control the terminal.
 fn escaped(name: &str) -> String {
     let mut shown = String::with_capacity(name.len());

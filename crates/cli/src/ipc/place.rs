@@ -4,31 +4,32 @@
 //! |---|---|---|
 //! | NAME | `/dev/shm/corewalk-ipc-UID-NAME`, owned by the user | until `rm --purge` or a reboot |
 //! | PATH, with a slash | PATH | until `rm --purge` |
-//! | none | a memfd | until the last process that has it ends |
+//! | none | a memfd | until no process has it open any more |
 //!
 //! The file of a namespace must belong to the user; see `open_file`. The command inherits a
-//! descriptor of the file. So a program that may not open the file, for example after setuid(2),
-//! still reaches the namespace.
+//! descriptor of the file. So it still reaches the namespace after setuid(2), when it may no longer
+//! open the file by its path.
 //!
 //! # Shared memory
 //!
-//! The memory of each segment is a file in the folder `segments` of an *outer folder*. The path of
-//! the outer folder is that of the namespace's file with `.shm` at the end. A namespace without a
-//! name has an outer folder in `/dev/shm`, which is removed after the command.
+//! Each namespace with shared memory has an *outer folder*, which contains a folder `segments`. In
+//! `segments` there is a file for each segment, with the memory of the segment. The path of the
+//! outer folder is the path of the namespace's file with `.shm` at the end. The outer folder of a
+//! namespace without a name is in `/dev/shm`, and `exec` removes it when the command has ended.
 //!
-//! The outer folder of a namespace has the permissions of the namespace's file, so a user who may
-//! read the file may enter it.
+//! The permissions of an outer folder follow those of the namespace's file: a user who may read the
+//! file may enter the folder.
 //!
-//! All users may write in the folder `segments`, but only those who may enter the outer folder
-//! reach it by its path. The program that `exec` runs inherits a descriptor of `segments`. So it
+//! All users may write in the folder `segments`. But to reach it by its path, a user must be able
+//! to enter the outer folder. The command of `exec` also inherits a descriptor of `segments`. So it
 //! can make and attach segments even after it has changed its user.
 //!
 //! For a namespace without a name, `exec` locks the outer folder (flock(2)) while it runs. If
-//! `exec` is killed, the folder stays. The next `exec`, `ls`, `rm` or `serve` of the user removes
-//! it, unless a process has attached a segment in it.
+//! `exec` is killed, the folder stays. The next `ls`, `rm`, `serve` or `exec --shm` (without
+//! `--namespace`) of the user removes it, unless a process still has one of its segments attached.
 //!
-//! The lock on an outer folder shows whether its `exec` still runs. The pid of `exec` would not
-//! show it: if pid namespaces share `/dev/shm`, another process may have the same pid.
+//! The lock on an outer folder shows that its `exec` still runs. The pid of `exec` cannot show it:
+//! if several pid namespaces share `/dev/shm`, another process may have the same pid.
 //!
 //! Source: shm_overview(7), memfd_create(2), flock(2), pid_namespaces(7).
 
@@ -47,43 +48,49 @@ use rustix::process::{Pid, Resource, geteuid, getrlimit, test_kill_process};
 
 use crate::failure::Failure;
 
-/// Tells the preload library the path of the namespace's file.
+/// Environment variable that tells the preload library the path of the namespace's file.
 pub(super) const NAMESPACE_ENV: &str = "COREWALK_IPC_NAMESPACE";
 
-/// Tells the preload library the path of the folder of segments.
+/// Environment variable that tells the preload library the path of the folder `segments`.
 pub(super) const SHM_ENV: &str = "COREWALK_IPC_SHM";
 
-/// Tells the preload library the inherited descriptor of the namespace's file.
+/// Environment variable that tells the preload library the inherited descriptor of the namespace's
+/// file.
 pub(super) const FD_ENV: &str = "COREWALK_IPC_FD";
 
-/// Tells the preload library the inherited descriptor of the folder of segments.
+/// Environment variable that tells the preload library the inherited descriptor of the folder
+/// `segments`.
 pub(super) const SHM_FD_ENV: &str = "COREWALK_IPC_SHM_FD";
 
-/// The usual limit on open files. The command of `exec` inherits its descriptors under high numbers
-/// below this limit.
+/// The usual limit on open files. `hand_on` chooses descriptor numbers below it.
 const NUMBERS: u64 = 1024;
 
 const SHM_FOLDER: &str = "/dev/shm";
 
 const SEGMENTS: &str = "segments";
 
-/// All users may write in the folder of segments. The permissions of the folder above decide which
-/// users can reach it.
+/// The mode of the folder `segments`. All users may write in it, because the permissions of the
+/// outer folder decide which users can reach it.
 const SEGMENTS_MODE: u32 = 0o777;
 
 const NAMES_TRIED: u32 = 1000;
 
-/// A file name has at most 255 bytes, and the namespace's name gets a prefix.
+/// The longest name of a namespace, in bytes. The name of its file has a prefix, and may have 255
+/// bytes.
 const NAME_MAX: usize = 200;
 
-/// The owner of the file can read and change the whole namespace, so the file must belong to the
-/// user. Root may use another user's file by its path, but not by a name. Any user may create a
-/// file of any name in `/dev/shm`.
+/// Opens the file of a namespace, or creates it if `flags` contains `CREATE`. `word` is the name or
+/// the path on the command line.
+///
+/// The owner of the file can read and change the whole namespace. So the file must belong to the
+/// user. Root may also name another user's file by its path, but not by a name. In `/dev/shm`, any
+/// user may create a file of that name.
 fn open_file(path: &Path, word: &str, flags: OFlags) -> Result<OwnedFd, OpenError> {
     let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = loop {
         // If `fs.protected_regular` is set, open(2) with `O_CREAT` fails with `EACCES` for another
-        // user's file. So the file is first opened without it, and the user gets a better message.
+        // user's file. The first open(2) is without `O_CREAT`, so the check below can report the
+        // owner.
         match open(path, flags - OFlags::CREATE, Mode::empty()) {
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
             opened => break opened?,
@@ -111,8 +118,7 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     if word.is_empty() || word.len() > NAME_MAX || word.chars().any(char::is_control) {
         return Err(Failure::Usage(format!("'{word}' is not a name for a namespace")));
     }
-    // The names `.` and `..` would stand for files in `/dev/shm`, but a user who types them means a
-    // directory.
+    // A user who types `.` or `..` means a directory, and not a file in `/dev/shm`.
     if word == "." || word == ".." {
         return Err(Failure::Usage(format!(
             "'{word}' is a folder, not a name for a namespace; a path to a file has a slash in it"
@@ -122,7 +128,9 @@ pub(super) fn path(word: &str) -> Result<PathBuf, Failure> {
     Ok(PathBuf::from(format!("/dev/shm/corewalk-ipc-{user}-{word}")))
 }
 
-/// Only a file with the header of a namespace may be removed by its path. A file of a name in
+/// Returns the path of the namespace's file, if `rm --purge` may remove this file.
+///
+/// A file that is named by its path must have the header of a namespace. A file of a name in
 /// `/dev/shm` may be removed whatever it contains.
 pub(super) fn to_purge(word: &str) -> Result<PathBuf, Failure> {
     let path = path(word)?;
@@ -154,15 +162,16 @@ pub(super) struct Place {
 
 /// A locked outer folder in `/dev/shm`, for the segments of a namespace without a name.
 ///
-/// Dropping a `Folder` removes the folder, unless a process has attached a segment in it. Then
-/// [`Folder::make`] of a later `exec` removes it.
+/// The drop of a `Folder` removes the folder, unless a process still has one of its segments
+/// attached. In that case, a later [`Folder::make`] removes it.
 pub(super) struct Folder {
     path: PathBuf,
     _lock: OwnedFd,
 }
 
 impl Folder {
-    /// Also removes the folders that killed `exec` processes have left.
+    /// Makes and locks an outer folder. Before that, removes the folders of killed `exec`
+    /// processes.
     pub(super) fn make() -> Result<Self, Failure> {
         Self::make_in(Path::new(SHM_FOLDER)).map_err(|error| Failure::of(SHM_FOLDER, error))
     }
@@ -174,12 +183,12 @@ impl Folder {
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {}
                 // In another pid namespace, a process with the same pid may have made a folder of
-                // the same name. So another name is tried.
+                // this name. Then try the next name.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(error),
             }
-            // Another `exec` may remove the new folder before it is locked, because it looks like
-            // one of a killed process. Then another name is tried.
+            // As long as the new folder is not locked, another `exec` may take it for the folder of
+            // a killed process, and remove it. Then try the next name.
             let Some(lock) = locked(&path) else { continue };
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700))?;
             make_segments(&path)?;
@@ -202,7 +211,8 @@ impl Drop for Folder {
     }
 }
 
-/// Returns None if another process has locked, removed or replaced the folder first.
+/// Opens and locks an outer folder. Returns None if another process has locked, removed or replaced
+/// the folder first.
 fn locked(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(path, flags, Mode::empty()).ok()?;
@@ -233,11 +243,13 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(path.display(), error);
         let file = match word {
             Some(word) if !is_path(word) => open_file(&path, word, OFlags::empty()),
-            // The environment of a process in a namespace has the path of the namespace's file.
+            // This is a path of the command line, or the path in the environment of a command of
+            // `exec`. Such a command may have changed its user. So the owner of the file is not
+            // checked.
             _ => open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(Into::into),
         };
         let file = file.map_err(|error| absent_or(&path, &error))?;
-        // The path of a memfd is in `/proc`, where no folder can be made beside it.
+        // The path of a memfd is in `/proc`, where there can be no outer folder beside it.
         let is_elsewhere = shm.is_none() && path.starts_with("/proc");
         let shm = shm.map_or_else(|| beside(&path).join(SEGMENTS), PathBuf::from);
         let options = if is_elsewhere { without_shm() } else { options(&shm) };
@@ -267,8 +279,8 @@ impl Place {
         task.map_err(|error| Failure::of(self.path.display(), error))
     }
 
-    /// The new namespace is in a memfd. If `folder` is None, programs use shared memory of the
-    /// kernel.
+    /// Makes a namespace without a name, in a memfd. If `folder` is None, the namespace has no
+    /// segments, and programs use the shared memory of the kernel.
     pub(super) fn anonymous(folder: Option<Folder>) -> Result<Self, Failure> {
         let failed = |error: rustix::io::Errno| Failure::of("a namespace in memory", error);
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -290,7 +302,7 @@ impl Place {
         let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
         let status = fs::metadata(&self.path).map_err(|error| failed(&error))?;
         let bits = status.mode() & 0o666;
-        // Users who may read the namespace's file may enter the folder.
+        // To enter a folder, a user needs execute permission. Give it to all who may read the file.
         let mode = bits | (bits & 0o444) >> 2;
         match DirBuilder::new().mode(0o700).create(&outer) {
             Ok(()) => {
@@ -310,7 +322,8 @@ impl Place {
         make_segments(&outer).map_err(|error| failed(&error))
     }
 
-    /// Removes the files named `exec-PID` of processes that have ended.
+    /// Removes the marks (`exec-PID`) of processes that have ended. A process with segments
+    /// attached has such a file in the folder `segments`.
     pub(super) fn remove_marks(&self) {
         for entry in fs::read_dir(&self.shm).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -322,11 +335,11 @@ impl Place {
     }
 }
 
-/// The number of the duplicate tells the preload library which descriptor to use. Returns None if
-/// the process can open no more descriptors.
+/// Duplicates a descriptor for the command of `exec`. Also returns its description for the preload
+/// library: the number of the duplicate, and the device and inode of its file. Returns None if the
+/// process can open no more descriptors.
 ///
-/// Programs expect low numbers for descriptors that they open themselves. So the duplicate gets a
-/// high number.
+/// The number is high, because programs expect low numbers for the files that they open.
 fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS).min(NUMBERS);
     let least = i32::try_from(limit / 8 * 7).ok()?;
@@ -337,8 +350,10 @@ fn hand_on(file: &OwnedFd) -> Option<(OwnedFd, String)> {
     Some((handed, word))
 }
 
-/// A user who may enter the outer folder can reach all segments. So only users who may read the
-/// namespace's file may enter it, and it must belong to the namespace's owner.
+/// Checks the owner and the permissions of an existing outer folder.
+///
+/// Every user who may enter the outer folder can reach all segments. So only users who may read the
+/// namespace's file may enter it. The folder must belong to the owner of the namespace.
 fn check_outer(outer: &Path, owner: u32, mode: u32) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::of(outer.display(), error);
     let status = fs::symlink_metadata(outer).map_err(|error| failed(&error))?;
@@ -362,7 +377,7 @@ fn make_segments(outer: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // A user who may enter `outer` can put a symbolic link there, which must not be followed.
+    // Do not follow a symbolic link: each user who may write in `outer` can put one there.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = open(&segments, flags, Mode::empty())?;
     let owner = fs::metadata(outer)?;
@@ -419,8 +434,8 @@ fn remove_orphans_in(folder: &Path) {
         let path = entry.path();
         let is_own = fs::symlink_metadata(&path)
             .is_ok_and(|status| status.is_dir() && status.uid() == geteuid().as_raw());
-        // The lock is held until the folder is removed. Otherwise a new `exec` could make a folder
-        // of the same name meanwhile, and lose it.
+        // Hold the lock until the folder is removed. Otherwise a new `exec` could make a folder of
+        // the same name, and this process would remove it.
         let lock = if is_own { locked(&path) } else { None };
         if lock.is_some() && !is_attached(&path) {
             let _gone = remove_shm(&path);
@@ -438,8 +453,8 @@ fn is_attached(outer: &Path) -> bool {
     tasks.into_iter().any(|task| files.is_held(task))
 }
 
-/// Only files that the preload library makes are removed. If other files stay, the folders stay
-/// too.
+/// Removes an outer folder, and the files of the preload library in it. If there are other files,
+/// they and the folders stay, and the function returns an error.
 pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
     let folder = outer.join(SEGMENTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -452,7 +467,7 @@ pub(super) fn remove_shm(outer: &Path) -> std::io::Result<()> {
             let _gone = fs::remove_file(entry.path());
         }
     }
-    // If `folder` stays, the removal of `outer` reports the error.
+    // Ignore an error: if `folder` cannot be removed, the removal of `outer` fails, too.
     let _gone = fs::remove_dir(&folder);
     fs::remove_dir(outer)
 }
@@ -494,7 +509,7 @@ mod tests {
         // folder, so that folder must be removed too.
         let high = i32::MAX as u32;
         let paths = [high, high - 1, high - 2, high - 3, 1].map(|pid| parent.folder(pid));
-        // `exec` makes no file with the name `letter`, so the file and its folder must stay.
+        // The file `letter` is not from the preload library, so it and its folder must stay.
         fs::write(paths[1].join(SEGMENTS).join("letter"), "").expect("a folder of ours");
         let lock = locked(&paths[2]).expect("nobody has it");
         let hold = SegmentFiles::new(paths[3].join(SEGMENTS)).hold(26).expect("nobody has it");

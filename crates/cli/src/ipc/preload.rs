@@ -15,8 +15,8 @@ use crate::failure::Failure;
 
 const FILE: &str = "libcorewalk_ipc_preload.so";
 
-/// Folders beside the program in which the library may be. `deps` comes first, because the copy
-/// beside the program may be older.
+/// Folders in which `exec` searches for the library, relative to the directory of this program.
+/// `deps` is first: in a build directory of cargo, a copy beside the program may be older.
 const FOLDERS: [&str; 4] = ["deps", "", "../lib/corewalk", "../lib"];
 
 pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
@@ -30,23 +30,23 @@ pub(super) fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return Err(Failure::of(path.display(), "there is no such file"));
     }
     let failed = |why: &dyn Display| Failure::of(path.display(), why);
-    // For a file that is no library, the dynamic loader only prints a warning, and the program uses
-    // the kernel's IPC objects.
+    // If the file is no library, the dynamic loader only prints a warning. The program would then
+    // use the kernel's IPC objects.
     if !program::is_shared_object(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not a shared object for this machine"));
     }
     if given.is_some() && !is_ours(&path).map_err(|error| failed(&error))? {
         return Err(failed(&"not the preload library of corewalk"));
     }
-    // The dynamic loader splits `LD_PRELOAD` at colons and blanks, and a path in it cannot be
-    // quoted.
+    // The dynamic loader splits `LD_PRELOAD` at colons and blanks, and knows no way to quote them.
     if path.to_string_lossy().contains([':', ' ']) {
         return Err(Failure::of(path.display(), "the loader takes no path with a colon or blank"));
     }
     Ok(path)
 }
 
-/// A file is the preload library if it contains the name of the library's environment variable.
+/// Returns true if the file is the preload library: it contains the name of the library's
+/// environment variable.
 fn is_ours(path: &Path) -> std::io::Result<bool> {
     let (bytes, word) = (std::fs::read(path)?, NAMESPACE_ENV.as_bytes());
     Ok(bytes.windows(word.len()).any(|bytes| bytes == word))

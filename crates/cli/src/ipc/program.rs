@@ -30,7 +30,7 @@ const SCRIPT_BYTES: usize = 256;
 const LOADER_BYTES: usize = 4096;
 
 const SET_USER: u32 = 0o4000;
-/// Set-group-ID gives a privilege only if the group may execute the file.
+/// The bits set-group-ID and execution by the group. The set-group-ID bit alone gives no privilege.
 const SET_GROUP: u32 = 0o2010;
 
 const PT_INTERP: u32 = 3;
@@ -92,7 +92,7 @@ fn check_at(path: &Path, depth: u32) -> Result<(), Refusal> {
     }
 }
 
-/// If a read fails, the bytes before the failure are returned.
+/// Reads the first bytes of a file. If a read fails, returns the bytes that were read before.
 fn start_of(file: &File) -> Vec<u8> {
     let mut start = Vec::new();
     let _ = file.take(SCRIPT_BYTES as u64).read_to_end(&mut start);
@@ -126,7 +126,8 @@ pub(super) fn is_shared_object(path: &Path) -> io::Result<bool> {
     let file = File::open(path)?;
     let start = start_of(&file);
     let is_library = is_elf(&start) && is_for_this_machine(&start) && half(&start, 16) == ET_DYN;
-    // A position-independent executable has the ELF type of a library, but names a dynamic loader.
+    // A position-independent program has the same ELF type as a library. But a program names its
+    // dynamic loader, and a library names none.
     Ok(is_library && matches!(loader_place(&file, &start), Ok(None)))
 }
 
@@ -158,7 +159,8 @@ fn loader_place(file: &File, start: &[u8]) -> io::Result<Option<(u64, u64)>> {
     Ok(None)
 }
 
-/// The dynamic loader is a static program, but obeys `LD_PRELOAD`, so it is accepted.
+/// Returns true if the program is the dynamic loader itself. It is a static program that obeys
+/// `LD_PRELOAD`, so `exec` accepts it.
 fn is_loader(file: &File) -> bool {
     use std::os::fd::AsRawFd as _;
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
@@ -221,7 +223,7 @@ mod tests {
         assert!(reason(&header).contains("static"));
         header[18] = 0;
         assert!(reason(&header).contains("another machine"));
-        // For such a file, execve(2) reports the error.
+        // `check` accepts a file that is no complete ELF file, since execve(2) reports the error.
         assert_eq!(judged(&header[..40]), Ok(()));
         assert_eq!(judged(b"echo hello\n"), Ok(()));
         fs::remove_dir_all(&folder).expect("it is ours");

@@ -46,9 +46,9 @@ pub(crate) struct Arguments {
     #[arg(short = 'a', long, value_name = "KIND", group = "what", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "all", value_enum)]
     all: Vec<All>,
-    /// Remove the file of the namespace and its segments, even if the file is damaged or from
-    /// before the last boot. Processes that have the namespace open can still use it, but no
-    /// process can join it any more.
+    /// Remove the file of the namespace and its segments. This also works if the file is damaged,
+    /// or was made before the last boot. Processes that have the namespace open can still use it,
+    /// but no process can join it any more.
     #[arg(long, group = "what")]
     purge: bool,
     /// Print each object that is removed.
@@ -152,7 +152,7 @@ fn purge(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The messages are those of ipcrm(1); `by` is "id" or "key".
+/// Returns the message that ipcrm(1) prints for this error. `by` is "id" or "key".
 fn complaint(errno: Errno, by: &str) -> String {
     match errno {
         Errno::ACCESS | Errno::PERM => format!("permission denied for {by}"),
@@ -172,7 +172,7 @@ fn remove(task: &Task, kind: Kind, id: i32) -> Result<(), Errno> {
 }
 
 fn find(task: &Task, kind: Kind, key: i32) -> Result<i32, Errno> {
-    // `IPC_PRIVATE` is not the key of an object.
+    // `IPC_PRIVATE` is the key of no object. msgget(2), for example, would create a queue.
     if key == corewalk_ipc::IPC_PRIVATE {
         return Err(Errno::DOM);
     }

@@ -1,9 +1,9 @@
 //! `corewalk ipc serve`: cleans up after killed processes of a namespace, until SIGINT or SIGTERM.
 //!
-//! `serve` also ends if the file of the namespace was removed or replaced, because no process can
-//! join the namespace any more. First it waits until no process is left in it.
+//! If the file of the namespace was removed or replaced, no process can join the namespace any
+//! more. `serve` then ends as soon as the last process has left the namespace.
 //!
-//! Source: the sources of `watch`.
+//! Source: as for the module `watch`.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -64,7 +64,7 @@ enum At {
         ino: u64,
     },
     Nothing,
-    /// stat(2) has failed, for example because of a missing permission. The file may still exist.
+    /// stat(2) has failed with another error than `ENOENT`, so the file may still exist.
     Unknown,
 }
 

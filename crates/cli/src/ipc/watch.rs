@@ -21,14 +21,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Time between two searches for new processes, in milliseconds.
 pub(super) const LOOK_MS: i64 = 50;
 
-/// Maximum number of pidfds. Calls that wait in the namespace clean up after the processes beyond
-/// this limit.
+/// Maximum number of processes that are watched, each by an open pidfd. Calls that wait in the
+/// namespace clean up after all other processes.
 const WATCHED_MAX: usize = 512;
 
 #[derive(Default)]
 pub(super) struct Watch {
-    /// The pidfd of each process, by pid. None if the process has ended, but a child has inherited
-    /// its attached segments.
+    /// The watched processes by pid, each with its pidfd. None stands for a process that has ended
+    /// but is still registered: a child may still have its segments attached.
     processes: HashMap<u32, Option<OwnedFd>>,
     /// The number of tasks that were cleaned up.
     pub(super) recovered: usize,
@@ -44,7 +44,7 @@ impl Watch {
         let all = watched.iter().map(|(_, fd)| *fd).chain(more);
         let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_MS * 1_000_000 };
-        // A signal has interrupted poll(2), and the caller calls `turn` again.
+        // An error means that a signal has interrupted poll(2). The caller then calls `turn` again.
         let ready = poll(&mut fds, Some(&timeout)).unwrap_or(0);
         let is_over = |(fd, (pid, _)): (&PollFd<'_>, &(u32, _))| {
             (ready > 0 && !fd.revents().is_empty()).then_some(*pid)

@@ -50,27 +50,31 @@ pub(super) fn start(source: &OsStr, path: &Path, options: &[OsString]) -> Result
     }
 }
 
-/// Signals of the terminal must not reach the server.
+/// Starts a session of its own for the server, so that signals of the terminal do not reach it.
 pub(super) fn leave_terminal() {
     if let Err(error) = rustix::process::setsid() {
-        // setsid(2) fails only if the process already leads a process group, as a shell's job does.
+        // setsid(2) fails only if the process already leads a process group, as a job of a shell
+        // does.
         log::debug!("setsid: {error}");
     }
 }
 
-/// Must run before this process opens any descriptor itself.
+/// Closes all inherited descriptors except the standard streams. Call this function before the
+/// process opens a descriptor itself.
 pub(super) fn close_inherited() {
-    // Without `/proc`, the mount fails later with a message.
+    // Ignore an error: without `/proc`, the mount fails later, with a message.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let number = |entry: std::io::Result<DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
     let open: Vec<RawFd> = open.filter_map(number).collect();
     for fd in open.into_iter().filter(|fd| *fd > 2) {
-        // The list contains the descriptor of the list itself, which is already closed.
+        // `open` also contains the descriptor of `/proc/self/fd`. It was closed after the list was
+        // read, so ignore an error.
         let _ = nix::unistd::close(fd);
     }
 }
 
-/// A server that keeps its working directory would keep another file system in use.
+/// Frees what the server has of its starter: the working directory, whose file system could not be
+/// unmounted, standard output and standard error.
 pub(super) fn detach() {
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {

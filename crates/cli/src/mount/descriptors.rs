@@ -17,17 +17,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::Failure;
 
-/// Descriptors that all threads share: the standard streams, the FUSE device, ten files of an open
-/// store, and some for short use.
+/// The number of descriptors that all threads share. They are the standard streams, the FUSE
+/// device, ten files of an open store, and some that are open only for a short time.
 const SHARED: u64 = 24;
-/// Descriptors of one thread: the device, and with io_uring also a ring and an eventfd(2).
+/// The number of descriptors of one thread: the device, and with io_uring also a ring and an
+/// eventfd(2).
 const DEVICE: u64 = 1;
 const DEVICE_AND_RING: u64 = 3;
-/// A call on a directory of the host uses at most two directories, a file, and the directory that
-/// is listed.
+/// The largest number of descriptors that one call on a directory of the host opens: two
+/// directories, a file, and the directory that is listed.
 const CALL: u64 = 4;
 
-/// Clients with many open files must leave this number of descriptors to the server.
+/// Returns the number of descriptors that the server itself needs. The files that clients open must
+/// leave this number free.
 pub(super) fn reserved(mount: &MountOptions) -> usize {
     (needed(mount) + CALL * mount.threads as u64) as usize
 }

@@ -1,15 +1,16 @@
 //! The junctions of a mounted cluster file system. A child process mounts each of them.
 //!
-//! Once a second, a thread asks the file system whether junctions have changed. The question costs
-//! no SQL statement. For each new junction the thread starts a `corewalk mount`. If such a child
-//! ends, for example because its database was away, the thread starts it again after a pause.
+//! Once a second, a thread checks whether junctions have changed, which costs no SQL statement. For
+//! each new junction it starts a child process, `corewalk mount`. If such a child ends, for example
+//! because its database cannot be reached, the thread starts it again after a pause.
 //!
 //! # The directory to mount on
 //! Users may move the directories above a junction, and put symbolic links in their place. So the
 //! thread opens the junction without leaving the mount and without following symbolic links. It
 //! then compares device and inode number, and passes the open directory to the child as standard
 //! input. The child mounts on `/proc/self/fd/0`, which leads to that directory whatever its path
-//! is. Then it closes the directory. Otherwise `umount -R` would find the mount above in use.
+//! is. Then the child closes its standard input. Otherwise the open directory would keep the mount
+//! that contains it in use, and `umount -R` would fail.
 //!
 //! # The end
 //! If this process is killed, the kernel sends SIGTERM to its children. Otherwise a child would go
@@ -45,7 +46,7 @@ const PLACE: &str = "/proc/self/fd/0";
 const LOOK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(10);
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// Child mounts that still run after this time are killed.
+/// How long the children may run after SIGTERM. A child that still runs then is killed.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) struct Inherited {
@@ -53,7 +54,7 @@ pub(super) struct Inherited {
     pub(super) above: Vec<String>,
 }
 
-/// Dropping this value unmounts the junctions.
+/// The mounted junctions of one mount. The drop unmounts them.
 pub(super) struct Junctions {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -62,7 +63,7 @@ pub(super) struct Junctions {
 struct Mounted {
     junction: Junction,
     child: Option<Child>,
-    /// When an ended child is started again.
+    /// The time at which a new child is started, if `child` is None.
     again: Instant,
 }
 
@@ -78,7 +79,7 @@ impl Junctions {
         let (stop, stopped) = channel();
         let mut crossing =
             Crossing { fs, root: root.to_owned(), device, inherited, mounted: HashMap::new() };
-        // The command says that it is ready only after the existing junctions are mounted.
+        // Mount the existing junctions before the command prints that the mount is ready.
         let seen = crossing.look(None);
         let thread = thread::spawn(move || crossing.run(seen, &stopped));
         Ok(Junctions { stop: Some(stop), thread: Some(thread) })
@@ -96,23 +97,23 @@ impl Drop for Junctions {
     }
 }
 
-/// Without this check, a junction that leads back to a file system above it would make an endless
-/// path.
+/// Returns an error if the mount to be made, `id`, is one of the file systems above it. Otherwise
+/// the junction would make an endless path.
 pub(super) fn check_circle(id: &str, above: &[String], path: &Path) -> Result<(), Failure> {
     let why = "the file system is mounted above already; the junction makes a circle";
     let is_circle = above.iter().any(|it| it == id);
     if is_circle { Err(Failure::of(path.display(), why)) } else { Ok(()) }
 }
 
-/// Without SIGTERM at the end of its parent, a child mount would go on serving a file system that
-/// no path leads to.
+/// Makes the kernel send SIGTERM to this child when its parent ends. Otherwise the child would go
+/// on serving a file system that no path leads to.
 pub(super) fn end_with_parent() -> Result<(), Failure> {
     let set = set_parent_process_death_signal(Some(Signal::TERM));
     set.map_err(|error| Failure::of("a signal at the end of the parent", error))
 }
 
-/// The child has inherited the directory of its junction as standard input. While it is open,
-/// `umount -R` finds the mount above in use.
+/// Closes the directory of the junction, which this child has inherited as standard input. As long
+/// as the directory is open, `umount -R` of the mount that contains it fails.
 pub(super) fn leave_place() -> Result<(), Failure> {
     let null = File::open("/dev/null").map_err(|error| Failure::of("/dev/null", error))?;
     rustix::stdio::dup2_stdin(&null).map_err(|error| Failure::of("standard input", error))
@@ -121,8 +122,8 @@ pub(super) fn leave_place() -> Result<(), Failure> {
 struct Crossing {
     fs: Arc<ClusterFs>,
     root: PathBuf,
-    /// A user may put another directory at the path of the mount. The device number identifies the
-    /// mount.
+    /// The device number of the mount. It shows whether the mount is still at the path `root`,
+    /// since a user may put another directory there.
     device: u64,
     inherited: Inherited,
     mounted: HashMap<u64, Mounted>,
@@ -181,7 +182,7 @@ impl Crossing {
                 due.push(mounted.junction.ino);
             }
         }
-        // Directories above a junction may have been renamed.
+        // Read the paths again, because directories above a junction may have been renamed.
         let paths =
             if due.is_empty() { Vec::new() } else { self.fs.junctions().unwrap_or_default() };
         for junction in paths.into_iter().filter(|junction| due.contains(&junction.ino)) {
@@ -227,8 +228,8 @@ impl Crossing {
         let mut line = String::new();
         if let Some(output) = &mut child.stdout {
             if !is_readable(output)? {
-                // The database of a child does not answer in time. The pipe to the child stays
-                // open, so that the child can go on later.
+                // The child still waits, for example for its database. Keep the child and the pipe:
+                // the child may write its line to the pipe later.
                 return Ok(child);
             }
             BufReader::new(output).read_line(&mut line)?;

@@ -5,18 +5,19 @@
 //!
 //! # Options that are accepted without effect
 //! - Options that mount(8) itself uses in a line of fstab(5): `noauto`, `nofail`, `_netdev`, `x-*`.
-//!   (`user` and similar options imply `nosuid` and others, as in mount(8).)
+//!   (`user` and similar options have one effect: as in mount(8), they imply `nosuid` and others.)
 //! - Options for behaviour that corewalk always has: `acl`, `user_xattr`.
-//! - `lazytime`, which only permits the server to delay updates of times.
+//! - `lazytime`, which permits the server to delay updates of times but does not require it.
 //!
 //! # Options that are refused
 //! An option is refused if the source of the mount cannot obey it:
 //! - `noacl` is always refused.
-//! - A directory of the host does not take `dirsync`, `strictatime`, and the options for tmpfs and
-//!   stores (`size=`, `mode=` and others).
-//! - Only a store takes `commit=` and `no_create`.
-//! - A cluster file system takes none of these options. It refuses timeouts, too, because its
-//!   leases decide how long the kernel may cache. Reads never update its access times.
+//! - For a directory of the host, `dirsync`, `strictatime`, and the options for tmpfs and stores
+//!   (`size=`, `mode=` and others) are refused.
+//! - `commit=` and `no_create` are accepted only for a store.
+//! - For a cluster file system, `sync`, `strictatime` and the options for tmpfs and stores are
+//!   refused. Timeouts are refused, too, because leases decide how long the kernel may cache. Reads
+//!   never update access times there.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -36,13 +37,14 @@ use super::descriptors::reserved;
 use crate::failure::Failure;
 use crate::source::Source;
 
-/// In percent of the memory, as in tmpfs(5).
+/// The default of `size=` for tmpfs, in percent of the memory, as in tmpfs(5).
 const SIZE_PERCENT: u64 = 50;
-/// Without `nr_inodes=`, there is one inode per page of `size=`, as in tmpfs(5).
+/// The default of `nr_inodes=` for tmpfs is one inode per this number of bytes of the default
+/// `size=`.
 const PAGE_BYTES: u64 = 4096;
 const THREADS_MAX: u64 = 1024;
-/// Stores with `dirsync` and cluster file systems mostly wait, so they get more threads: this many
-/// per processor, and at least the second number.
+/// Threads per processor, and the least number of threads, of stores with `dirsync` and of cluster
+/// file systems. Their threads mostly wait for the disk or the network, so more threads are useful.
 const WAITING_THREADS: (usize, usize) = (4, 8);
 
 #[derive(Clone)]
@@ -71,10 +73,11 @@ struct Pending {
 
 const NOT_FOR_HOST: [&str; 8] =
     ["size", "nr_inodes", "mode", "uid", "gid", "mbcache", COMMIT, NO_CREATE];
-/// A cluster file system writes a file when the file is closed, so it cannot obey `sync`.
+/// Options that a cluster file system refuses. It writes a file when the file is closed, so it
+/// cannot obey `sync`.
 const NOT_FOR_CLUSTER: [&str; 6] =
     ["entry_timeout", "attr_timeout", "negative_timeout", "writeback_cache", "strictatime", "sync"];
-/// Options that only a cluster file system takes. Two are from nfs(5).
+/// Options that are accepted only for a cluster file system. `hard` and `soft` are from nfs(5).
 const CLUSTER_ONLY: [&str; 8] = [
     "hard",
     "soft",
@@ -85,21 +88,22 @@ const CLUSTER_ONLY: [&str; 8] = [
     CACHE_DIR,
     CACHE_DIR_SIZE,
 ];
-/// How long a call waits for the database with `soft`.
+/// With `soft`, this option sets how long a call waits for the database before it fails.
 const TIMEOUT: &str = "timeout";
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 const CONNECTIONS: &str = "connections";
 const CONNECTIONS_MAX: u64 = 64;
 const CACHE_DIR: &str = "cache_dir";
 const CACHE_DIR_SIZE: &str = "cache_dir_size";
-/// The option of nfs(5) for sources whose files other programs can lock: a directory of the host,
-/// and a cluster file system.
+/// This option of nfs(5) chooses whether locks also exclude programs outside of the mount. It is
+/// accepted for sources that have such programs: a directory of the host, and a cluster file
+/// system.
 const LOCAL_LOCK: &str = "local_lock";
 const COMMIT: &str = "commit";
 const NO_CREATE: &str = "no_create";
 const STORE_ONLY: [&str; 2] = [COMMIT, NO_CREATE];
 
-/// The start of the file gives the reasons.
+/// Options that are accepted without effect. The start of the file gives the reasons.
 const WITHOUT_EFFECT: [&str; 19] = [
     "defaults",
     "auto",
@@ -118,7 +122,7 @@ const WITHOUT_EFFECT: [&str; 19] = [
     "loud",
     "acl",
     "user_xattr",
-    // The server unmounts when it ends anyway, unless it is killed.
+    // The server always unmounts when it ends, unless it is killed.
     "auto_unmount",
     "norelatime",
 ];
@@ -167,10 +171,12 @@ impl Plan {
                 let (each, least) = WAITING_THREADS;
                 (processors * each).max(least)
             }
-            // Rejected: more threads than processors. Eight threads on two processors served two
+            // Start one thread per processor, and at least two.
+            //
+            // Rejected: more threads than processors. On two processors, eight threads served two
             // clients at half the speed or less.
             //
-            // Rejected: one thread. It saves a fifth of the processor time for a single client. But
+            // Rejected: one thread. For a single client it saves a fifth of the processor time. But
             // on a machine with other load, two busy clients waited up to four times as long.
             Source::Host(_) | Source::Tmpfs => processors.max(2),
         }
@@ -200,7 +206,8 @@ impl Plan {
             Source::Host(_) => {
                 let name = match () {
                     () if has(MountFlags::DIRSYNC) => Some(&"dirsync"),
-                    // The host's own mount decides which reads update access times.
+                    // The options of the host's own mount decide when a read updates the access
+                    // time.
                     () if has(MountFlags::STRICTATIME) => Some(&"strictatime"),
                     () => not_for_host.first(),
                 };
@@ -229,6 +236,8 @@ impl Plan {
         }
     }
 
+    /// Returns the default options of a mount.
+    ///
     /// If root mounts, all users may access the mount, and devices and set-user-ID programs work in
     /// it. Otherwise only the mounting user may access it, as with fusermount3(1).
     fn new(source: Source) -> Plan {
@@ -374,7 +383,8 @@ impl Plan {
                 self.cluster.connections = count as usize;
             }
             "cache" => self.server.vfs.cache_bytes = size(value)?,
-            // The background process has another working directory.
+            // The path must be absolute, because the background process changes its working
+            // directory.
             CACHE_DIR => {
                 let path = Some(Path::new(value)).filter(|path| path.is_absolute())?;
                 self.cluster.disk_cache = Some(path.to_owned());
@@ -393,7 +403,8 @@ impl Plan {
                 let every = Some(seconds(value)?).filter(|time| !time.is_zero());
                 self.store.commit_every = every.or(StoreOptions::default().commit_every);
             }
-            // mount(8) records by `user=NAME` which user has mounted a file system.
+            // mount(8) writes `user=NAME` into its mount table: the user who has mounted the file
+            // system.
             "user" => return Some(self.take_flag(name, pending)),
             "comment" => {}
             name if is_for_other_programs(name) => {}
@@ -414,7 +425,8 @@ impl Plan {
                 let count = Some(scaled(value)?).filter(|&count| count > 0);
                 (tmpfs.inodes_max, store.inodes_max) = (count, count);
             }
-            // `mode`, `uid` and `gid` apply only to the root directory of a new file system.
+            // `mode`, `uid` and `gid` apply only to the root directory, when the file system is
+            // created.
             "mode" => {
                 let mode = u32::from_str_radix(value, 8).ok().filter(|mode| *mode <= 0o7777)?;
                 (tmpfs.root_mode, store.root_mode) = (mode, mode);

@@ -1,8 +1,8 @@
-//! Ends a cluster file system, and shows the progress of its last upload.
+//! Closes a cluster file system at the end of its mount, and shows the progress of its last upload.
 //!
-//! When the mount ends, memory still has the bytes that programs have written and that were not
-//! flushed, at most about 128 MiB. Their upload may take long, so the command shows its progress on
-//! a terminal. Without a terminal, it logs one line before the upload.
+//! When the mount ends, up to about 128 MiB of written bytes may be in memory only. Their upload
+//! may take long, so the command shows its progress on a terminal. Without a terminal, it logs one
+//! line before the upload.
 
 use std::io::IsTerminal as _;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -13,7 +13,7 @@ use corewalk_base::primitives::thread;
 use corewalk_cluster::ClusterFs;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often the line is drawn.
+/// The time between two updates of the progress line.
 const INTERVAL: Duration = Duration::from_millis(100);
 const TEMPLATE: &str = "corewalk: writing {bytes} of {total_bytes} {bar:30} {elapsed}";
 
@@ -35,7 +35,7 @@ pub(super) fn close(cluster: &ClusterFs) -> Result<(), Errno> {
             while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 shown.set_position(total.saturating_sub(cluster.dirty_bytes()));
             }
-            // Bytes that could not be written are still counted.
+            // Show the final position. If writes have failed, some bytes are still dirty.
             shown.set_position(total.saturating_sub(cluster.dirty_bytes()));
             shown.abandon();
         });

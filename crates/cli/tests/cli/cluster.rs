@@ -22,7 +22,7 @@ pub(crate) fn made(postgres: &Postgres, folder: &Folder) -> String {
     made_with(&[], postgres, folder)
 }
 
-/// [`made`] with more arguments for mkfs.
+/// Makes a cluster file system as [`made`] does, but with more arguments of mkfs.
 fn made_with(arguments: &[&str], postgres: &Postgres, folder: &Folder) -> String {
     let address = format!("pg://{}", postgres.new_database("files"));
     let url = format!("{address}?data=file:{}", folder.path("objects").display());
@@ -75,7 +75,7 @@ fn cluster_file_system_is_made_mounted_and_checked() {
         assert_eq!(attr.len(), 4096);
         assert!(fs::metadata(path.join(format!("dir/absent{number}"))).is_err());
     }
-    // A renewal of the session may come in between.
+    // The renewal of the session may take one statement.
     let used = statements(&path) - before;
     assert!(used <= 1, "{used} statements for warm lookups");
     let large: Vec<u8> = (0..9_000_000_u32).map(|at| (at / 1000) as u8).collect();
@@ -84,7 +84,8 @@ fn cluster_file_system_is_made_mounted_and_checked() {
     server.wait();
     let _ = std::process::Command::new("umount").arg("-l").arg(&path).status();
 
-    // The killed mount keeps its leases until its session expires. Reads do not wait for that.
+    // The killed mount keeps its leases until its session expires. The new mount must be able to
+    // read before that.
     let mut server = Server::of(&address, &[], &path);
     assert!(fs::read(path.join("large")).expect("the file exists") == large);
     assert_eq!(fs::read(path.join("dir/3")).expect("the file exists"), small);

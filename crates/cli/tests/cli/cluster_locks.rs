@@ -1,6 +1,7 @@
-//! Locks of fcntl(2) and flock(2) through three mounts of a cluster file system.
+//! Tests of locks of fcntl(2) and flock(2) through three mounts of a cluster file system.
 //!
-//! `COREWALK_LOCK_ADDITIONS` sets the number of additions of a run.
+//! In some tests, threads add to numbers in a file. Each addition is made under a lock, so none may
+//! be lost. `COREWALK_LOCK_ADDITIONS` sets the number of additions.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -132,8 +133,8 @@ fn no_addition_under_flock_is_lost() {
     assert_eq!(race(&site, additions(), flock_file), additions());
 }
 
-/// Threads on different mounts add to different numbers of one page, each under a lock of its
-/// number. No addition may be lost.
+/// Threads on different mounts add to two numbers in one page of a file. Each number has a lock of
+/// its own. No addition may be lost.
 #[test]
 fn no_addition_under_locks_of_ranges_is_lost() {
     let Some(site) = Site::new(&[]) else { return };
@@ -152,8 +153,8 @@ fn control_additions_without_locks_are_lost() {
     assert!(race(&site, 300, no_lock) < 300);
 }
 
-/// The server of a waiting mount asks for the lock again and again, and so learns of the unlock on
-/// another mount.
+/// A program that waits for a lock must get it soon after an unlock on another mount. Its server
+/// asks for the lock again and again until then.
 #[test]
 fn waiting_program_gets_the_lock_of_another_mount_soon() {
     let Some(site) = Site::new(&[]) else { return };
@@ -218,8 +219,8 @@ fn file_with_a_lost_lock_can_be_opened_again() {
     assert_eq!(errno(write(&held, 4)), Some(libc::EIO));
 }
 
-/// The server ends the locks of an open file by its handle. With one handle for two open files, a
-/// close by another program would end the lock.
+/// A close of the file by another program must not end the lock. So each open file needs a handle
+/// of its own: when the server closes a handle, it ends all locks of this handle.
 #[test]
 fn lock_of_fcntl_stays_when_another_program_closes_the_file() {
     let Some(site) = Site::new(&[]) else { return };
@@ -237,7 +238,8 @@ fn lock_of_fcntl_stays_when_another_program_closes_the_file() {
     lock(&held, libc::F_WRLCK).expect("the lock is free");
     let read = std::process::Command::new("cat").arg(site.paths[0].join("f")).output();
     assert!(read.expect("cat is installed").status.success());
-    // The release of the file reaches the server later.
+    // Wait until the server has received the kernel's release request for the file that cat(1) has
+    // closed.
     thread::sleep(Duration::from_millis(300));
     assert_eq!(lock(&other, libc::F_WRLCK), Err(nix::errno::Errno::EAGAIN));
     lock(&held, libc::F_UNLCK).expect("the lock is dropped");

@@ -1,4 +1,4 @@
-//! Checks that a mount of a cluster file system keeps its memory within `cache=`.
+//! Checks that the option `cache=` limits the memory of a mount of a cluster file system.
 //!
 //! Half of the names are in directories of 1,000 names, and half are in one directory. The test
 //! looks up the names in the small directories, and lists the large directory.
@@ -15,10 +15,10 @@ use crate::fixtures::{Folder, Server, can_mount};
 
 const NAMES: u64 = 200_000;
 const CACHE_BYTES: u64 = 67;
-/// Buffers and stacks of threads need memory beside the caches.
+/// The memory that the server may use in addition to its caches, for buffers and stacks of threads.
 const BESIDE_KIB: u64 = 16 << 10;
 
-/// Names are made by SQL statements, because calls through a mount would take hours.
+/// Makes the names by SQL statements, because calls through a mount would take hours.
 fn fill(postgres: &Postgres, names: u64) {
     let dirs = names / 2000;
     let node =

@@ -13,17 +13,19 @@ use corewalk_testkit::sysv::shm;
 
 use crate::fixtures::{Folder, LIMIT, corewalk, run, wait};
 
-/// The environment variable with the role of a child process: `command` (of `corewalk ipc exec`),
-/// or `stays` (the daemon that the command starts).
+/// The environment variable with the role of a child process. `command` is the command of `corewalk
+/// ipc exec`, and `stays` is the daemon that this command starts.
 const ROLE: &str = "COREWALK_TEST_ROLE";
 
 /// The daemon writes its results to the file at this path.
 const FOUND: &str = "COREWALK_TEST_FOUND";
 
-/// A child process prints this text before the directory of the segments' memory.
+/// A child process prints this text and then the path of the folder with the memory of the
+/// segments.
 const ATTACHED: &str = "attached below ";
 
-/// Runs in two child processes of other tests. Without the variable `ROLE` it does nothing.
+/// Not a test of its own: a child process of another test runs this function to play the role in
+/// `ROLE`. Without this variable it does nothing.
 #[test]
 fn process() {
     match std::env::var(ROLE).as_deref() {
@@ -31,7 +33,7 @@ fn process() {
         Ok("stays") => stay(),
         _ => return,
     }
-    // The test harness must not print more.
+    // Exit here, so that the test harness does not print a result.
     std::process::exit(0);
 }
 
@@ -102,7 +104,7 @@ fn memory_of_a_process_that_outlives_the_command_stays_until_it_has_ended() {
     let outer = memory.parent().expect("the segments are in an outer directory");
     let line = format!("corewalk: {}: ", outer.display());
     assert!(printed.contains(&line) && printed.contains("attached"), "{printed}");
-    // The next `exec` must not remove the directory either.
+    // The next `exec` must not remove the directory while a segment is attached.
     exec();
     input.write_all(b"\n").expect("the file exists");
     until("the process attaches a second time", || found.exists());

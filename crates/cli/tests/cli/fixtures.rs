@@ -69,7 +69,8 @@ impl Drop for Folder {
 
 pub(crate) struct Server {
     child: Child,
-    /// Empty if the server has failed.
+    /// The line that the server has printed when the mount was ready. It is empty if the server has
+    /// failed.
     pub(crate) line: String,
 }
 
@@ -84,13 +85,13 @@ impl Server {
         Server::run(command)
     }
 
-    /// Waits until the command prints that the mount is ready.
+    /// Starts a server, and waits until it prints that the mount is ready, or fails.
     pub(crate) fn run(mut command: Command) -> Server {
         command.stderr(Stdio::null());
         Server::spawn(command)
     }
 
-    /// The server writes its warnings to `stderr`.
+    /// Starts a server that writes its warnings to `stderr`.
     pub(crate) fn with_stderr(stderr: File, source: &str, path: &Path) -> Server {
         let mut command = corewalk(&["mount", source]);
         command.arg(path).stderr(stderr);
@@ -141,7 +142,7 @@ pub(crate) fn corewalk(arguments: &[&str]) -> Command {
     command
 }
 
-/// Each write to `/dev/full` fails with `ENOSPC`.
+/// Returns a command whose standard output is full: each write to `/dev/full` fails with `ENOSPC`.
 pub(crate) fn with_full_stdout(arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$@\" > /dev/full", "sh", PROGRAM]).args(arguments);

@@ -139,7 +139,7 @@ umount m
 /// After umount(8), the old server may still write its last commit. A new mount or a check must
 /// wait for it.
 ///
-/// No other process has a copy of a mount in the test's own mount namespace.
+/// The test runs in a mount namespace of its own, where no other process keeps a copy of the mount.
 #[test]
 fn store_is_mounted_again_as_soon_as_it_is_unmounted() {
     if !can_mount() || !["unshare", "mount"].into_iter().all(has_program) {

@@ -16,12 +16,12 @@ use crate::fixtures::{Folder, LIMIT, Server, can_mount, counter};
 
 const REQUESTS: u64 = 60_000;
 const ROUNDS: u64 = 10;
-/// In the first rounds, the server touches its memory and fills its caches. Only later growth
-/// counts.
+/// The number of rounds whose growth does not count. In these rounds, the server uses parts of its
+/// memory for the first time, and fills its caches.
 const WARM_UP: u64 = 4;
 const CALLS: u32 = 500;
 const NAMES: u64 = 24;
-/// An allocator returns memory to the system late.
+/// The growth of memory that the test permits, since the allocator keeps freed memory for a while.
 const SLACK_KIB: u64 = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ fn call(rng: &mut Rng, dir: &Path) {
         10 => drop(fs::set_permissions(&one, fs::Permissions::from_mode(0o640))),
         11 => drop(fs::read_dir(dir).map(Iterator::count)),
         12 => drop(rustix::fs::setxattr(&one, "user.x", b"y", rustix::fs::XattrFlags::empty())),
-        // The file was removed while it is open.
+        // Remove a file while it is open, and write to it.
         _ => {
             if let Ok(file) = File::create(&one) {
                 drop((fs::remove_file(&one), file.write_at(b"removed", 4000)));
@@ -102,7 +102,7 @@ fn check(source: &str, total: u64) {
     let mut warm = None;
     for at in 1..=ROUNDS {
         round(&mount, Seed(seed.0.wrapping_add(at)), total * at / ROUNDS);
-        // The kernel tells the server late that it has forgotten an inode.
+        // Wait until the kernel has told the server that it has forgotten all inodes.
         let begin = Instant::now();
         while counter(&mount, "lookups") > 0 {
             assert!(begin.elapsed() < LIMIT, "the kernel holds files of the removed tree");

@@ -1,5 +1,6 @@
-//! Tests that file handles stay valid after unused inodes were dropped, by the kernel alone or by
-//! the kernel and the server. Each result must be that of the kernel's own tmpfs (the oracle).
+//! Tests that file handles stay valid after unused inodes were dropped from caches. Either only the
+//! kernel drops them, or the server drops them as well. Each result must be that of the kernel's
+//! own tmpfs (the oracle).
 //!
 //! Source: open_by_handle_at(2).
 
@@ -29,12 +30,12 @@ enum Forgotten {
     ByBoth,
 }
 
-/// A remount drops only the kernel's entries of one mount. `/proc/sys/vm/drop_caches` would drop
-/// those of all file systems.
+/// Drops unused inodes from the caches. A remount makes the kernel drop its entries of this mount
+/// only. `/proc/sys/vm/drop_caches` would drop those of all file systems.
 fn forget(mount: &Path, what: Forgotten) {
     for _ in 0..2 {
-        // The first of two passes evicts the entries in directories. Only then can the second pass
-        // evict the directories.
+        // Only a directory without cached entries can be evicted. So the first pass evicts the
+        // entries, and the second pass evicts their directories.
         mount_remount(mount, MountFlags::empty(), c"").expect("root is permitted to");
         if what == Forgotten::ByBoth {
             rustix::fs::setxattr(mount, PRUNE, b"1", XattrFlags::empty())
@@ -253,8 +254,8 @@ fn handle_with_a_number_from_outside_of_the_root_is_stale() {
         let opened = own.with_bytes(&forged).open(root.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE), "{path:?}");
     }
-    // The handle that the test builds for a file inside the shared directory must equal the
-    // kernel's handle.
+    // Control: for a file inside of the shared directory, a handle that is built in the same way
+    // must be valid.
     let ino = fs::metadata(site.at.join("inside")).expect("the file exists").ino();
     let words = [(ino >> 32) as u32, ino as u32].map(u32::to_ne_bytes).concat();
     assert_eq!([&words, &host.bytes()[4..8]].concat(), own.bytes());

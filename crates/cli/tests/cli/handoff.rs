@@ -157,8 +157,8 @@ fn file_of_another_user_is_refused_at_the_start() {
     shared.folder.assert_refused(other, 1, "belongs to another user");
 }
 
-/// `/dev/shm` is easily full in a container. Then calls must fail, but the program must not be
-/// killed.
+/// In a container, `/dev/shm` may be small and soon full. Calls must then fail, but the program
+/// must not be killed.
 #[test]
 fn full_file_system_is_an_error() {
     let Some(shared) = Shared::new(&["ipcmk", "unshare", "mount"]) else { return };

@@ -186,18 +186,16 @@ fn directory_is_mounted_on_itself() {
     assert_eq!(fs::read(host.join("dir/file")).expect("the file is in the directory below"), b"x");
 }
 
-/// The shared directory is on another FUSE mount, whose attributes change without a notice to the
-/// kernel. The server must show current ones.
+/// The shared directory is in another FUSE mount, which changes attributes without a notice to the
+/// kernel. The server must show the current attributes.
 #[test]
 fn directory_on_another_mount_shows_its_current_attributes() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    // The upper mount serves the mount point of the lower one.
-    //
-    // Lookups in the lower mount would renew its attributes, and so hide an error of the upper
-    // mount. A long entry timeout prevents them.
+    // The lower mount has a long entry timeout, so the kernel does not look names up in it again.
+    // Such a lookup would renew the attributes, and so hide an outdated answer of the upper mount.
     let _below = mounted(&folder, "entry_timeout=600,attr_timeout=0");
     let (host, below, above) = (folder.path("host"), folder.path("m"), folder.path("above"));
     fs::write(host.join("file"), "").expect("the file is created");

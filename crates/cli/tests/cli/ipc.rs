@@ -71,13 +71,12 @@ fn libraries() -> (PathBuf, PathBuf) {
     let places = [folder.join("deps").join(name), folder.join(name)];
     let library = places.into_iter().find(|path| path.is_file()).expect("it is built");
     let maps = fs::read_to_string("/proc/self/maps").expect("it is there");
-    // A library that is no program is needed for this test, and the C library can also be run as a
-    // program.
+    // The test needs a library that cannot also be run as a program. The C library can be run.
     let words = maps.split_whitespace().find(|word| word.contains("/libgcc_s"));
     (library, words.expect("this program has it").into())
 }
 
-/// Dropping the value removes the files.
+/// Files in `/dev/shm` with names of namespaces. The drop removes them.
 struct Planted(Vec<PathBuf>);
 
 impl Planted {

@@ -21,7 +21,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Returns None without PostgreSQL, root or FUSE.
+    /// Makes two cluster file systems. Returns None without PostgreSQL, root or FUSE.
     fn new() -> Option<Pair> {
         if !can_mount() || !has_root() {
             return None;
@@ -75,7 +75,7 @@ fn junction_joins_two_databases() {
     assert_eq!(made.status.code(), Some(0), "{}", String::from_utf8_lossy(&made.stderr));
     let shown = run(junction(&first.join("a/j"), &[]));
     assert_eq!(String::from_utf8_lossy(&shown.stdout), format!("{}\n", pair.urls[1]));
-    // The other mount follows by itself.
+    // The second mount must show the new junction without a command.
     let device = |path: &Path| fs::metadata(path).expect("the directory exists").dev();
     wait_for("the other mount crosses", || device(&second.join("a/j")) != device(&second));
 

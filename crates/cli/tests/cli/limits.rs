@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::fixtures::{Folder, PROGRAM, Server, can_mount, corewalk, run};
 
-/// 20 MiB. The unit of `ulimit -f` is 512 bytes.
+/// The shell command that limits the size of files to 20 MiB. The unit of `ulimit -f` is 512 bytes.
 const FILE_LIMIT: &str = "ulimit -f 40960";
 const FILE_BYTES: u64 = 40_960 * 512;
 

@@ -51,7 +51,8 @@ fn locks_of_the_mount_and_of_the_directory_exclude_each_other() {
         fcntl_lock(&here, TRY_WRITE).expect("take the lock");
         let refused = fcntl_lock(&there, TRY_WRITE);
         assert!(matches!(refused, Err(Errno::AGAIN | Errno::ACCESS)), "{refused:?}");
-        // The end of a descriptor of this process ends the lock.
+        // As fcntl(2) says, a close of any descriptor of the file ends all locks of this process on
+        // it.
         drop(open(inside));
         fcntl_lock(&there, TRY_WRITE).expect("take the lock");
         assert_eq!(fcntl_lock(&here, TRY_WRITE), Err(Errno::AGAIN));

@@ -20,7 +20,7 @@ fn mount_prints_one_line_and_ends_on_a_signal() {
     let folder = Folder::new();
     let path = folder.path("made");
     use rustix::process::Signal;
-    // Under nohup(1), this process and the server ignore SIGHUP.
+    // Under nohup(1), this process ignores SIGHUP. The server does so, too, so skip this signal.
     let is_ignored = |signal: Signal| mask("self", "SigIgn:") & 1 << (signal.as_raw() - 1) != 0;
     let hangup = Some(Signal::HUP).filter(|signal| !is_ignored(*signal));
     for signal in [Signal::TERM, Signal::INT].into_iter().chain(hangup) {
@@ -78,8 +78,8 @@ fn copy_in_another_namespace_does_not_delay_the_end() {
     assert!(!is_mounted(&path) && !path.exists());
 }
 
-/// Other tests read the mount table as UTF-8, so the mount with another name is in a mount
-/// namespace of its own.
+/// A path that is not UTF-8 must work. The mount is in a mount namespace of its own, because other
+/// tests read the mount table as UTF-8.
 #[test]
 fn directory_whose_name_is_not_utf_8_is_mounted() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -102,8 +102,8 @@ fn directory_whose_name_is_not_utf_8_is_mounted() {
     assert_eq!(output.stdout, line);
 }
 
-/// The reader of an inherited pipe would wait until the mount ends, so the server must close the
-/// pipe.
+/// The server in the background must close a pipe that it has inherited. Otherwise a reader of the
+/// pipe would wait until the mount ends.
 #[test]
 fn daemon_closes_inherited_pipes() {
     if !can_mount() {
@@ -121,7 +121,8 @@ fn daemon_closes_inherited_pipes() {
     assert!(Command::new("umount").arg(&path).status().expect("umount runs").success());
 }
 
-/// `ulimit` is the argument string of the shell command `ulimit`.
+/// Returns a command that mounts under a resource limit. `ulimit` contains the arguments of the
+/// shell command `ulimit`.
 fn limited(ulimit: &str, threads: usize, path: &Path) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit {ulimit} && exec \"$@\"");
@@ -403,7 +404,8 @@ fn limits_of_names_paths_and_links_hold_for_each_source() {
     }
 }
 
-/// `O_DIRECT` makes each read reach the server instead of the page cache.
+/// Reads of a file that is open with `O_DIRECT` reach the server. The page cache does not answer
+/// them.
 #[test]
 fn reads_that_reach_the_server_change_access_times_by_the_options() {
     use std::io::Read as _;

@@ -79,8 +79,7 @@ fn mount_and_directory_show_each_other_s_changes_at_once() {
         thread::sleep(Duration::from_millis(20));
         here.write_all_at(b"x", 0).expect("the file is written");
         assert_ne!(here.metadata().expect("attributes").mtime_nsec(), before);
-        // The removed file stays usable while it is open. A new file of its name must be another
-        // one.
+        // A removed file stays usable while it is open, even if a new file gets its name.
         fs::remove_file(&inside).expect("the file is removed");
         fs::write(&inside, "new").expect("the file is written");
         let mut text = String::new();
@@ -102,7 +101,7 @@ fn reader_in_the_mount_does_not_keep_a_program_from_running() {
         let writer = writer.expect("the program is opened");
         let _reader = File::open(mount.join("program")).expect("the program is opened");
         drop(writer);
-        // The kernel sends the release of the writer later.
+        // The kernel sends the release of `writer` a little after the close, so try several times.
         let begin = Instant::now();
         let mut run = std::process::Command::new(host.join("program"));
         while let Err(error) = run.status() {
@@ -112,7 +111,7 @@ fn reader_in_the_mount_does_not_keep_a_program_from_running() {
     });
 }
 
-/// The kernel must refuse the open before the server truncates the file.
+/// An open of a running program with `O_TRUNC` must fail, before the server truncates the file.
 #[test]
 fn running_program_is_not_truncated() {
     if !can_mount() {
@@ -151,8 +150,8 @@ fn passed_through_program_runs_and_keeps_its_mode() {
     });
 }
 
-/// Before each write, the kernel asks for the capabilities of a file, unless it knows that there
-/// are none. Small writes must not cost this question.
+/// Before each write, the kernel asks the server for the capabilities of the file, unless it knows
+/// that there are none. This request must not be sent for each small write.
 #[test]
 fn small_writes_to_a_directory_do_not_reach_the_server() {
     if !can_mount() || !has_root() {
@@ -170,8 +169,8 @@ fn small_writes_to_a_directory_do_not_reach_the_server() {
     });
 }
 
-/// A write to a passed-through file must clear the same privileges as on the host. One difference:
-/// even a writer with `CAP_FSETID` clears the bits.
+/// A write to a passed-through file must clear the privileges of the file as on the host. There is
+/// one difference: a writer with `CAP_FSETID` clears the set-user-ID and set-group-ID bits, too.
 #[test]
 fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
     if !can_mount() || !has_root() {
@@ -185,8 +184,8 @@ fn privileges_of_passed_through_files_are_cleared_as_on_the_host() {
 
 const CHOWN: &str = "chown(-1, -1, $ARGV[0]) or exit($!)";
 
-/// The server cannot see the capabilities of a caller in another user namespace. So chown(2) by a
-/// caller that does not own the file must clear no bits.
+/// A caller that does not own the file must clear no bits by chown(2). The server cannot see the
+/// capabilities of a caller in another user namespace.
 #[test]
 fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
     if !can_mount() || !has_root() || !has_program("perl") {
@@ -210,15 +209,15 @@ fn stranger_in_a_user_namespace_clears_no_bit_of_a_passed_through_file() {
     });
 }
 
-/// A write by a caller with `CAP_FSETID` clears the bits of a passed-through file, but not those of
-/// other files.
+/// Returns true if the mount and the host may differ. A write by a caller with `CAP_FSETID` clears
+/// the bits of a passed-through file, but keeps those of a file on the host.
 fn is_cleared_for_all(caller: Caller, what: &str, mode: u32) -> bool {
     let writes = ["write", "pwrite", "pwrite of a page", "open and write", "append"];
     caller.keeps_bits() && mode & 0o6000 != 0 && writes.contains(&what)
 }
 
-/// On a stacked file system the kernel passes no file through, and the server gets all writes. It
-/// must clear the set-user-ID and set-group-ID bits, although other programs may change them too.
+/// The upper mount serves a directory of another mount. There the kernel passes no file through, so
+/// the server gets all writes. The server must clear the set-user-ID and set-group-ID bits.
 #[test]
 fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through() {
     if !can_mount() || !has_root() {
@@ -230,15 +229,16 @@ fn privileges_are_cleared_as_on_the_host_if_the_kernel_refuses_to_pass_through()
         let upper = upper.path("m");
         let _server = Server::of(source, &["-o", "passthrough"], &upper);
         assert!(requests_of_reads(&upper) >= 10, "control: the server reads");
-        // Writes through a mapping are not compared: the upper server writes them as root.
+        // The results of writes through mmap(2) may differ: the upper server makes these writes as
+        // root.
         compare(&upper, &other.0, |caller, what, mode, _| {
             what == "mmap" || is_cleared_for_all(caller, what, mode)
         });
     });
 }
 
-/// Another program has set the bits on the host, and the kernel of the mount does not know. So the
-/// host itself must clear them.
+/// The bits must be cleared even if the kernel of the mount does not know that another program has
+/// just set them on the host.
 #[test]
 fn bits_that_another_program_has_just_set_are_cleared() {
     if !can_mount() || !has_root() {

@@ -36,7 +36,7 @@ impl Site {
         if !can_mount() {
             return None;
         }
-        // The compared modes depend on the umask.
+        // Set the umask, on which the modes that the tests compare depend.
         rustix::process::umask(Mode::from_raw_mode(0o022));
         let folder = Folder::new();
         let (host, mount) = (folder.path("host"), folder.path("m"));
@@ -110,14 +110,14 @@ fn change_of_owner_leaves_the_mode_that_the_host_has_set_since() {
     set_mode(&site.host.join("file"), 0o600);
     fchown(&file, Some(OTHER), None).expect("root is permitted to");
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o600);
-    // Control: if the set-user-ID bit is set, chown(2) must clear it.
+    // Control: chown(2) must clear the set-user-ID bit if the file still has it.
     set_mode(&site.host.join("file"), 0o4755);
     fchown(&file, Some(OTHER), None).expect("root is permitted to");
     assert_eq!(mode_and_group(&site.host.join("file")).0, 0o755);
 }
 
-/// The kernel has cached the name and sends no lookup. A file that the host has made executable
-/// must run all the same.
+/// A file that the host has made executable must run in the mount, even if the kernel has cached
+/// its name and sends no lookup.
 #[test]
 fn file_that_the_host_has_made_executable_since_can_be_run() {
     let Some(site) = Site::with("entry_timeout=600,attr_timeout=0") else { return };

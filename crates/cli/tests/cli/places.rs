@@ -34,7 +34,7 @@ fn mount_whose_parent_was_renamed_ends_on_a_signal() {
         }
         fs::rename(&old, &new).expect("the parent of a mount point can be renamed");
         fs::write(new.join("m/file"), "x").expect("the mount serves at its new path");
-        // When the server ends, it must not touch a new directory at the old path of its mount.
+        // When the server ends, it must not remove a new directory at the old path of its mount.
         fs::create_dir_all(old.join("m")).expect("the directory is created");
         server.signal(Signal::TERM);
         assert_eq!(server.wait().code(), Some(0));

@@ -107,7 +107,8 @@ fn program_with_file_capabilities_is_refused() {
         command
     };
     assert_eq!(run(exec_as_nobody()).status.code(), Some(0));
-    // `struct vfs_cap_data` of version 2, with the flag "effective" and `CAP_IPC_OWNER` (bit 15).
+    // The value is a `struct vfs_cap_data` of version 2, with the flag "effective" and the
+    // capability `CAP_IPC_OWNER` (bit 15).
     let words: [u32; 5] = [0x0200_0001, 1 << 15, 0, 0, 0];
     let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let flags = rustix::fs::XattrFlags::empty();
@@ -137,7 +138,8 @@ fn static_program_is_refused() {
     assert!(is_built, "{printed}");
     assert_eq!(run(exec(&shared)).status.code(), Some(0));
     const LINE: &str = "a static program loads no library of ours";
-    // A static C library may not be installed.
+    // These two programs do not use the C library, because a static C library may be missing on
+    // this machine.
     for words in [&["-static", "-nostdlib"][..], &["-static-pie", "-nostdlib", "-fPIE"]] {
         let (program, is_built, printed) = build("bare", BARE, words);
         assert!(is_built, "{printed}");

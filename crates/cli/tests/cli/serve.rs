@@ -19,8 +19,8 @@ const NAMESPACE: &str = "COREWALK_TEST_NAMESPACE";
 
 const KEY: i32 = 7;
 
-/// `serve` promises to clean up within a tenth of a second, but may take longer on a machine under
-/// load.
+/// How long a test waits for a cleanup. `serve` promises a tenth of a second, but may take longer
+/// on a machine under load.
 const SOON: Duration = Duration::from_secs(120);
 
 struct Running {
@@ -79,8 +79,8 @@ fn start_holder(path: &Path) -> Running {
     Running::start(command, "taken")
 }
 
-/// Runs in a process that other tests start and kill. Without the variable [`NAMESPACE`] it does
-/// nothing.
+/// Not a test of its own: a test runs this function in a process that it kills. Without the
+/// variable [`NAMESPACE`] it does nothing.
 #[test]
 fn holder() {
     let Some(path) = std::env::var_os(NAMESPACE) else { return };

@@ -22,7 +22,8 @@ use crate::fixtures::{Folder, Server, can_mount};
 
 const OTHER: u32 = 65534;
 const GROUP: u32 = 4242;
-/// Combinations of set-user-ID, set-group-ID and execution by the group.
+/// The modes that the tests change: combinations of set-user-ID, set-group-ID and execution by the
+/// group.
 const MODES: [u32; 6] = [0o2666, 0o6666, 0o2676, 0o6676, 0o4666, 0o666];
 
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +71,8 @@ fn change_as<T: Send>(caller: Caller, change: impl FnOnce() -> T + Send) -> T {
     run_as(caller.uid, caller.gid, caller.groups, change)
 }
 
-/// The result has the errors, and the new modes and groups.
+/// Makes all changes as `caller` to files with all modes. Returns the error, the new mode and the
+/// new group of each file.
 fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
     let mut left = vec![];
     fs::write(at.join("from"), "12345678").expect("the file is created");
@@ -81,8 +83,8 @@ fn collect_left(at: &Path, caller: Caller, owner: u32) -> Vec<String> {
             chown(&file, Some(owner), Some(GROUP)).expect("root is permitted to");
             fs::set_permissions(&file, Permissions::from_mode(mode)).expect("root is permitted to");
             let done = change_as(caller, || change(at)).map_err(|error| error.kind());
-            // A statx(2) for times or size makes the kernel fetch all attributes again, which would
-            // hide an outdated mode in its cache.
+            // Ask only for the mode and the group. A statx(2) for times or the size would make the
+            // kernel fetch all attributes again, and so hide an outdated mode in its cache.
             let wanted = StatxFlags::MODE | StatxFlags::GID;
             let now = statx(CWD, &file, AtFlags::empty(), wanted).expect("the file exists");
             let (now, gid) = (now.stx_mode & 0o7777, now.stx_gid);

@@ -140,8 +140,8 @@ fn missing_lock_of_a_store_is_reported() {
     assert_eq!(fsck(&folder).0, Some(0));
 }
 
-/// Without the space for the reserve that commits need, df(1) must show no free space, and the
-/// program must print a warning.
+/// If the disk has no space for the store's reserve, df(1) must show no free space. The program
+/// must print a warning.
 #[test]
 fn store_on_a_small_disk_warns_that_nothing_can_be_added() {
     let folder = Folder::new();
@@ -267,8 +267,8 @@ fn store_with_damaged_pages_is_refused_in_one_line() {
     assert_eq!(fsck(&folder).0, Some(0), "control: the restored database has no errors");
 }
 
-/// Files whose creation (`kept`) or removal (`gone`) fsync(2) has confirmed. Both must hold after
-/// the server was killed.
+/// The files of one directory whose creation (`kept`) or removal (`gone`) was confirmed by
+/// fsync(2). After a kill of the server, `kept` must exist, and `gone` must not.
 #[derive(Debug, Default)]
 struct Confirmed {
     kept: Vec<u64>,
@@ -281,7 +281,8 @@ fn content(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(1 + number as usize * 37 % 3000)
 }
 
-/// Works until a call fails because the server was killed.
+/// Creates and removes files in `dir` until a call fails because the server was killed. Returns
+/// what fsync(2) has confirmed.
 fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed {
     let mut confirmed = Confirmed::default();
     let mut step = |number: u64| -> std::io::Result<()> {
@@ -289,7 +290,7 @@ fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed
         let (new, path) = (dir.join(format!("new{number}")), dir.join(number.to_string()));
         let mut file = File::create_new(&new)?;
         file.write_all(&content(number))?;
-        // With few labels, files share attribute blocks.
+        // There are four different values, so many files share an attribute block.
         let label = vec![number as u8 % 4; 400];
         rustix::fs::setxattr(&new, "user.label", &label, rustix::fs::XattrFlags::empty())?;
         fs::rename(&new, &path)?;
@@ -305,7 +306,7 @@ fn write_until_killed(dir: &Path, first: u64, is_over: &AtomicBool) -> Confirmed
         Ok(())
     };
     let mut number = first;
-    // ORDERING: Relaxed. A stop flag, with which no data is passed.
+    // ORDERING: Relaxed. The flag only ends the loop.
     while step(number).is_ok() && !is_over.load(Ordering::Relaxed) {
         number += 1;
     }
@@ -353,14 +354,15 @@ fn killed_server_loses_nothing_that_was_confirmed() {
                 thread::spawn(move || write_until_killed(&dir, first, &is_over))
             })
             .collect();
-        // Within 3 to 152 ms, the server has made between one write and some hundred operations.
+        // Kill the server after 3 to 152 ms. By then it has made between one write and some hundred
+        // operations.
         let begun = Instant::now();
         let wait = Duration::from_millis(3 + rng.below(150));
         while begun.elapsed() < wait {
             thread::yield_now();
         }
         server.signal(Signal::KILL);
-        // ORDERING: Relaxed. A stop flag, with which no data is passed.
+        // ORDERING: Relaxed. The flag only ends the loops of the writers.
         is_over.store(true, Ordering::Relaxed);
         for (writer, known) in writers.into_iter().zip(&mut known) {
             let now = writer.join().expect("the writer ends");

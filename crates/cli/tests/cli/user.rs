@@ -14,7 +14,8 @@ use crate::fixtures::{Folder, PROGRAM, can_mount, run};
 
 const NOBODY: u32 = 65534;
 
-/// `$1` is an empty directory. The other arguments are the command.
+/// A script that prepares `/dev/fuse` and runs a command as the user `nobody`. `$1` is an empty
+/// directory, and the other arguments are the command.
 const PREPARE: &str = r#"
 set -eu
 mount -t tmpfs -o dev,mode=755 none "$1"
@@ -24,7 +25,7 @@ shift
 exec setpriv --reuid=65534 --regid=65534 --clear-groups -- "$@"
 "#;
 
-/// A script runs in a directory that belongs to the user.
+/// Functions for the scripts of the tests. A script runs in a directory that belongs to the user.
 const FUNCTIONS: &str = r#"
 set -eu
 fail() { echo "failed: $*" >&2; exit 1; }
