@@ -37,7 +37,7 @@ use rwlock_ahash::RwLockAhash;
 
 /// A table of names and inodes, loaded with a tree.
 pub(crate) trait Namespace: Send + Sync {
-    /// Returns the name in the rows.
+    /// Returns the name of this variant in the result rows.
     fn variant(&self) -> &'static str;
 
     /// Returns the inode number of `name` in the directory `parent`, and adds one client lookup
@@ -67,27 +67,28 @@ pub(crate) trait Namespace: Send + Sync {
         ino
     }
 
-    /// Gets the calling thread ready to ask.
+    /// Prepares the calling thread for its operations.
     fn begin(&self) {}
 
-    /// Returns the counters of this implementation: lookups sent to its file system, bytes in use,
-    /// and restarts of walks or path translations because of a rename. All are 0 without counters.
+    /// Returns the counters of this implementation. They count lookups sent to its file system,
+    /// bytes in use, and restarts of walks or path translations because of a rename. All are 0
+    /// without counters.
     fn stats(&self) -> Stats {
         Stats::default()
     }
 
-    /// Translates until the race is over.
+    /// Translates the targets of `reader` to paths until the race is over.
     fn translate(&self, reader: &Reader, turn: Turn<'_>) -> Laps {
         self.begin();
         reader.ask(turn, |ino| self.path(ino))
     }
 
-    /// Renames until the race is over.
+    /// Renames the file of `writer` until the race is over.
     fn rename_until(&self, writer: &Writer, turn: Turn<'_>) -> Laps {
         writer.go(turn, |from, to| self.rename(from, to))
     }
 
-    /// Asks the questions from `first` on until the slice is over.
+    /// Does the operations in `questions`, from number `first` on, until the slice is over.
     fn work(&self, op: Op, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
         let mut asked = 0_u64;
         match op {
@@ -102,7 +103,7 @@ pub(crate) trait Namespace: Send + Sync {
         }
     }
 
-    /// Asks questions of whole paths, as [`Namespace::work`] does.
+    /// Resolves the whole paths in `questions` for [`Namespace::work`].
     fn walks(&self, questions: &Questions, first: usize, turn: Turn<'_>) -> Laps {
         questions.ask(first, turn, |target, path| self.walk(path) == Some(self.number(target.ino)))
     }
@@ -150,7 +151,7 @@ pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use super::*;
 
-    /// Returns every variant that holds its own names.
+    /// Returns the variants that do all operations on the whole tree.
     fn all(corpus: &Corpus) -> [Box<dyn Namespace>; 4] {
         ["corewalk", "corewalk-table", "rwlock-ahash", "libfuse-node"]
             .map(|variant| load(variant, corpus).expect("the tree fits"))

@@ -1,5 +1,5 @@
-//! Small, complete dentry caches with old lock designs: those of Linux 2.4 to 3.12, and one that
-//! was only proposed. `mbcache` has old indexes of equal blocks.
+//! Small, complete dentry caches with the lock designs of Linux 2.4 to 3.12, and with a design that
+//! was only proposed. The module `mbcache` has old designs of the de-duplication index.
 //!
 //! A benchmark that repeats a published measurement needs the designs that were compared there. The
 //! four designs share one tree (`tree`), so a benchmark compares lock protocols and not memory
@@ -55,7 +55,7 @@ use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
 use crate::job::User;
 
-/// A namespace that can be built up and changed.
+/// A namespace in which names can be made, removed and renamed.
 pub(crate) trait Dentries: Namespace {
     /// Makes an inode with a name, and returns its number, or None if the name exists.
     fn create(&self, parent: u64, name: &[u8], kind: FileKind) -> Option<u64>;
@@ -63,7 +63,7 @@ pub(crate) trait Dentries: Namespace {
     /// Removes the name of a file. Returns false if the directory has no such file.
     fn unlink(&self, parent: u64, name: &[u8]) -> bool;
 
-    /// Does jobs as `user` until the slice is over.
+    /// Does the jobs of the simulated user `user` until the slice is over.
     fn be_user(&self, user: &User, turn: Turn<'_>) -> Laps {
         user.work(self, turn, |path| self.walk(path), |path| self.walk(path))
     }
@@ -84,7 +84,7 @@ pub(crate) fn filled<D: Dentries>(dentries: D, corpus: &Corpus) -> D {
 /// Makes the missing directories of an absolute path, and returns the inode number of the last one.
 ///
 /// # Panics
-/// If there is no room left.
+/// If a directory cannot be made, because no dentry is free.
 pub(crate) fn make_path(dentries: &dyn Dentries, path: &[u8]) -> u64 {
     crate::baseline::components(path).fold(ROOT, |parent, name| {
         dentries

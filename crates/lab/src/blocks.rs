@@ -35,19 +35,19 @@ use corewalk_store::{MbcacheIndex, NoSharing, ShareIndex};
 use crate::before::mbcache::{Lru, OneLock};
 use crate::machine::cores;
 
-/// Users that a block has at most, as in ext4.
+/// Maximum number of users of a block, as in ext4.
 pub(crate) const USERS_MAX: u32 = 1024;
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 /// The bytes that corewalk's index may use. The budget is the same as in `corewalk-store`.
 const INDEX_BYTES: u64 = 4 << 20;
 
-/// An index with its name in the rows.
+/// A design of the index: its name in the result rows, and the index.
 pub(crate) type Design = (&'static str, Arc<dyn ShareIndex>);
 
 /// Files with one attribute each, which workers set.
 pub(crate) trait AttrStore: Sync {
-    /// Returns the name in the rows.
+    /// Returns the name of this variant in the result rows.
     fn variant(&self) -> &'static str;
 
     /// Sets the attribute of a file of a worker.
@@ -66,7 +66,7 @@ pub(crate) trait AttrStore: Sync {
     /// Counts that do not agree.
     fn audit(&self) -> anyhow::Result<u64>;
 
-    /// Makes all sets durable, where that means something.
+    /// Makes all attributes durable. Does nothing in a store without a database.
     fn sync(&self) {}
 
     /// Closes the store. If it has a database, that must have `blocks` attribute blocks.

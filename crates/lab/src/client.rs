@@ -104,7 +104,7 @@ impl Client {
         Ok(Client { child, commands, answers })
     }
 
-    /// Gives the client a line.
+    /// Sends a line to the client.
     ///
     /// # Errors
     /// If it has ended.
@@ -138,7 +138,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Nothing happens to one that has been waited for.
+        // If the process has already been waited for, these calls do nothing.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

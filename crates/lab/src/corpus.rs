@@ -12,8 +12,8 @@
 //! levels, and one of a million has 8.
 //!
 //! # How it works
-//! Entries have numbers, the root number 1. The children of a directory have successive numbers in
-//! the order of their names, larger than that of the directory. So a range of numbers lists the
+//! Entries have numbers. The root has number 1. The children of a directory have successive numbers
+//! in the order of their names, larger than that of the directory. So a range of numbers lists the
 //! children, and a single pass from the end computes the sizes of all subtrees.
 //!
 //! Every tree has the directory `/synthetic`, as the target of renames.
@@ -37,13 +37,13 @@ use crate::questions::Rng;
 
 /// The inode number of the root.
 pub(crate) const ROOT: u64 = 1;
-/// Where the real names come from.
+/// The directory from which the real names are collected.
 const SOURCE: &str = "/usr";
 /// The inode number of the directory of made-up names.
 pub(crate) const SYNTHETIC: u64 = 2;
-/// Names of one made-up directory.
+/// Number of random names in each directory that the lab makes up.
 const NAMES_PER_DIRECTORY: usize = 16;
-/// How many of them are directories.
+/// Number of directories among these names.
 const DIRECTORIES_PER_DIRECTORY: usize = 5;
 /// The lengths of random names in bytes: quantiles of the 152,000 names below `/usr` on a Debian
 /// with compilers.
@@ -117,7 +117,7 @@ impl Corpus {
         join(&names)
     }
 
-    /// Returns the number of names on the way from the root.
+    /// Returns the depth of an entry: the number of names in its path.
     pub(crate) fn depth(&self, ino: u64) -> usize {
         std::iter::successors(Some(ino), |&at| (at != ROOT).then(|| self.parent(at))).count() - 1
     }

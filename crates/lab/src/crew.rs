@@ -2,18 +2,18 @@
 //! further thread may disturb the workers.
 //!
 //! # How it works
-//! In each slice (a timed run of all workers), each worker gets a [`Turn`]. It opens its files, and
-//! passes its work to [`Turn::run`], which waits until all workers are ready. Then `Turn::run`
-//! starts to measure, and does one job after the other until the slice is over.
+//! In each slice, each worker gets a [`Turn`]. It opens its files, and passes its work to
+//! [`Turn::run`], which waits until all workers are ready. Then `Turn::run` starts to measure, and
+//! does one job after the other until the slice is over.
 //!
 //! The thread that called [`run`] sleeps for the time of the slice, and then tells the workers that
 //! the slice is over.
 //!
-//! The rate of a worker is its number of operations divided by its own wall time. The slice also
-//! has the processor time.
+//! The rate of a worker is its number of operations divided by its own wall time. The result of a
+//! slice also has the processor time.
 //!
-//! A slice (a timed run of the workers) may have several phases, each with its own counts. The
-//! workers do the same work in each phase. Only the thread that disturbs them may act differently.
+//! A slice may have several phases, each with its own counts. The workers do the same work in each
+//! phase. Only the thread that disturbs them may act differently.
 //!
 //! Each of several workers is pinned to a processor of its own, if there are enough. If two workers
 //! shared a processor, they would never run at the same time, so the run would show no contention.
@@ -43,7 +43,7 @@ use crate::samples::{Metric, Params, Samples};
 
 /// Number of short operations between two checks whether the phase is over.
 const CHUNK: u64 = 16;
-/// The most calls that a late thread catches up with.
+/// If [`Clock::paced`] is late by more than this number of calls, it leaves out the late calls.
 const BEHIND_MAX: u32 = 100;
 
 /// The result of one or several workers in one phase.
@@ -55,7 +55,7 @@ pub(crate) struct Slice {
     pub(crate) wrong: u64,
     /// Operations per second of wall time, summed over the workers.
     pub(crate) ops_per_s: f64,
-    /// The start of the first worker.
+    /// The time at which the first worker started.
     start: Option<Instant>,
     /// From the first worker's start to the last one's end.
     pub(crate) span: Duration,
@@ -65,14 +65,15 @@ pub(crate) struct Slice {
     pub(crate) cpu_ns: u64,
     /// Nanoseconds for which the workers were ready to run but waited for a processor.
     pub(crate) delay_ns: u64,
-    /// Time in lock sections, while a table counts it.
+    /// Time in lock sections, if the table measures it.
     pub(crate) spent: Spent,
 }
 
 /// The results of one worker, phase by phase.
 pub(crate) type Laps = Vec<Slice>;
 
-/// The right to work in one slice.
+/// The handle of a worker in one slice. It runs the operations of the worker until the slice is
+/// over.
 pub(crate) struct Turn<'a> {
     clock: &'a Clock,
     is_ready: bool,
@@ -80,7 +81,7 @@ pub(crate) struct Turn<'a> {
 
 /// The start and the phases of a slice.
 pub(crate) struct Clock {
-    /// Threads that are not ready yet.
+    /// The number of threads that are not ready yet.
     missing: AtomicU64,
     /// The number of the current phase of the slice, on a cache line of its own, which only one
     /// thread writes.
@@ -93,7 +94,7 @@ pub(crate) struct Clock {
 pub(crate) enum Pinning {
     /// The kernel chooses.
     Free,
-    /// Each worker is pinned to a processor of its own, as far as there are enough.
+    /// Each worker is pinned to a processor of its own, if there are enough processors.
     OnePerCore,
 }
 
@@ -106,7 +107,7 @@ impl Pinning {
 }
 
 impl Slice {
-    /// Returns the result of one worker.
+    /// Returns the result of one worker from its number of operations and its times.
     pub(crate) fn timed(ops: u64, wall: Duration, cpu_ns: u64) -> Slice {
         let ops_per_s = ops as f64 / wall.as_secs_f64().max(1e-9);
         Slice { ops, ops_per_s, span: wall, wall, cpu_ns, ..Slice::default() }
@@ -124,7 +125,7 @@ impl Slice {
         all
     }
 
-    /// Adds the work of a later slice.
+    /// Adds the result of a later slice to this one.
     pub(crate) fn add(&mut self, other: &Slice) {
         self.ops += other.ops;
         self.wrong += other.wrong;
@@ -142,7 +143,7 @@ impl Slice {
     }
 
     /// Checks that all answers were right, and adds the speed of `variant` in `round` to `samples`.
-    /// It is compared with the variant `baseline` with the parameters `base_params`.
+    /// The speed is compared with that of the variant `baseline` with the parameters `base_params`.
     ///
     /// # Errors
     /// An answer was wrong, or no operation was done.
@@ -307,7 +308,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Runs one time slice of `workers` threads. `work` gets the number of its worker.
+/// Runs one time slice of `workers` threads. Each thread calls `work` with its number.
 ///
 /// # Panics
 /// If a worker panics.
@@ -374,7 +375,7 @@ fn run_delay_ns() -> u64 {
     text.split_whitespace().nth(1).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the work of several workers in a phase.
+/// Returns the sum of the results of all workers in a phase.
 pub(crate) fn together(laps: &[Laps], phase: usize) -> Slice {
     Slice::together(laps.iter().map(|laps| &laps[phase]))
 }

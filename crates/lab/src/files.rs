@@ -22,7 +22,7 @@
 //! - `linux` makes at least one system call per operation, and several per listing. Their cost is
 //!   part of its results.
 //!
-//! # What it refuses
+//! # Limits
 //! There are no operations on file content, since the benchmarks compare only names.
 //!
 //! Source: path_resolution(7) and the man pages of the calls.
@@ -46,10 +46,10 @@ pub(crate) trait Files: Send + Sync {
     where
         Self: 'a;
 
-    /// Returns the name in the rows.
+    /// Returns the name of this variant in the result rows.
     fn variant(&self) -> &'static str;
 
-    /// Returns the calling thread's way to it.
+    /// Returns the file operations of the calling thread.
     fn user(&self) -> Self::User<'_>;
 }
 
@@ -83,21 +83,21 @@ pub(crate) trait User {
         false
     }
 
-    /// Moves a name to another, which does not exist.
+    /// Renames a file. There must be no file with the name `to`.
     fn rename(&self, from: (&Self::Node, &[u8]), to: (&Self::Node, &[u8])) -> bool;
 
-    /// Returns the inode number of what `path` leads to.
+    /// Returns the inode number of the file at `path`.
     fn resolve(&self, path: &[u8]) -> Option<u64> {
         self.stat(path).map(|attr| attr.ino)
     }
 
-    /// Returns the attributes of what `path` leads to.
+    /// Returns the attributes of the file at `path`.
     fn stat(&self, path: &[u8]) -> Option<Attr>;
 
     /// Returns the attributes of `name` in `dir`.
     fn stat_at(&self, dir: &Self::Node, name: &[u8]) -> Option<Attr>;
 
-    /// Opens what `path` leads to for reading and closes it.
+    /// Opens the file at `path` for reading, and closes it.
     fn open_close(&self, path: &[u8]) -> bool;
 
     /// Puts the names in `dir` into `list`, in any order, without `.` and `..`.
@@ -110,7 +110,7 @@ pub(crate) trait User {
     fn path_of(&self, file: &Self::Node) -> Option<Vec<u8>>;
 }
 
-/// Names with their kinds, one behind the other in one buffer.
+/// A list of names with their types. All names are in one buffer.
 #[derive(Default)]
 pub(crate) struct List {
     bytes: Vec<u8>,
@@ -118,7 +118,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Forgets all names; the buffer stays.
+    /// Removes all names, and keeps the buffer.
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
@@ -131,7 +131,7 @@ impl List {
         self.ends.push((self.bytes.len(), kind == FileKind::Directory));
     }
 
-    /// Returns the names, each with true if it is a directory.
+    /// Returns the names, each with a flag that is true for a directory.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], bool)> {
         let mut start = 0;
         self.ends.iter().map(move |&(end, is_directory)| {
@@ -171,7 +171,7 @@ pub(crate) fn make_path<U: User>(user: &U, path: &str) -> anyhow::Result<U::Node
     let mut below = String::new();
     for name in path.split('/').filter(|name| !name.is_empty()) {
         below = format!("{below}/{name}");
-        // This fails if the directory exists.
+        // If the directory exists, this call fails, which does no harm.
         let _ = user.make(&dir, name.as_bytes(), FileKind::Directory);
         dir = user.open_dir(below.as_bytes()).with_context(|| format!("{below} was not made"))?;
     }
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(user.stat(b"/b/two"), None, "{variant}");
     }
 
-    /// Does what the designs of `before` refuse.
+    /// Checks the operations, such as hard links, that the designs in the module `before` lack.
     fn check_links<F: Files>(files: &F) {
         let (variant, user) = (files.variant(), files.user());
         let root = user.open_dir(b"/").expect("there is a root");

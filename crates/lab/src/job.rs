@@ -2,8 +2,8 @@
 //! that small programs make.
 //!
 //! The short workload of AIM7 runs many short programs. They are started by path, look for
-//! libraries and headers, ask for their own paths, and make, link and remove files in a directory
-//! of the user.
+//! libraries and headers, and ask for their own paths. They make, link and remove files in a
+//! directory of the user.
 //!
 //! A user is a thread that does one job after the other. A job makes only those operations of these
 //! programs that reach the dentry cache. All jobs make the same number of operations of each kind,
@@ -39,16 +39,16 @@ pub(crate) const OPENS: usize = 8;
 pub(crate) const LINKS: usize = 4;
 /// Translations of the user's directory.
 pub(crate) const CWDS: usize = 4;
-/// Files that are made and removed again.
+/// Number of files that a job makes and removes.
 pub(crate) const FILES: usize = 4;
 /// Paths that all users share.
 const SHARED: usize = 256;
 
-/// A user with a directory and what the jobs ask for.
+/// A simulated user: a directory, and the files and paths that the jobs use.
 pub(crate) struct User {
     home: u64,
     home_path: Vec<u8>,
-    /// Names of files, before and after their rename, with the paths.
+    /// Name and path of each file, before and after its rename.
     files: Vec<[(Vec<u8>, Vec<u8>); 2]>,
     /// Paths with their inode numbers. All users share them, each in another order.
     shared: Vec<(u64, Vec<u8>)>,
@@ -68,7 +68,7 @@ impl User {
             })
         };
         let files = (0..FILES).map(file).collect();
-        // The same paths for all, and another order for each.
+        // All users have the same paths, each in another order.
         let mut rng = Rng(0x5eed_0301);
         let mut shared: Vec<(u64, Vec<u8>)> = (0..SHARED)
             .map(|_| rng.below(corpus.len() as u64) + 1)

@@ -15,7 +15,7 @@ use corewalk_base::primitives::thread;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds of the tick that `/proc/stat` counts in.
+/// Nanoseconds of a clock tick, the unit of `/proc/stat`.
 const TICK_NS: u64 = 10_000_000;
 
 /// Where a table was measured.
@@ -24,7 +24,7 @@ const TICK_NS: u64 = 10_000_000;
 pub(crate) struct Machine {
     /// The processor's name.
     pub cpu: String,
-    /// Processors that the process may use.
+    /// The number of processors that the process may use.
     pub cores: usize,
     /// The kernel's release.
     pub kernel: String,
@@ -76,8 +76,7 @@ pub(crate) fn watch_others() -> impl Fn() -> f64 {
     }
 }
 
-/// Returns for how many nanoseconds the processors of the machine were busy in sum, or 0 if that is
-/// unknown.
+/// Returns the sum of the busy times of all processors in nanoseconds, or 0 if that is unknown.
 fn busy_ns() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     // After its name, a line of `/proc/stat` has the fields user, nice, system, idle, iowait, irq,

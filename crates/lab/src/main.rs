@@ -12,8 +12,8 @@
 //! `samples` turns the measurements into rows. `crew` runs the threads of one measurement; `worker`
 //! and `client` are processes of a measurement.
 //!
-//! The variants are in `files`, `ours`, `baseline`, `before` and `peer`, and those of the tables of
-//! IPC and of extended attributes in `sems`, `queues`, `blocks` and `pairs`. The workloads are in
+//! The variants are in `files`, `ours`, `baseline`, `before` and `peer`. Those of the tables of IPC
+//! and of extended attributes are in `sems`, `queues`, `blocks` and `pairs`. The workloads are in
 //! `corpus`, `questions`, `race` and `job`.
 //!
 //! # Output
@@ -21,7 +21,7 @@
 //! the text and the JSON of each table into a folder. The JSON has the schema `schema.json` beside
 //! this crate. `report` makes a page with plots of it.
 //!
-//! # What it refuses
+//! # Limits
 //! The lab gives no figures from fewer than five rounds, and compares none with those of other
 //! machines.
 //!
@@ -71,13 +71,13 @@ use table::{Settings, Size, Table};
 
 /// Rounds of a run.
 const ROUNDS: usize = 7;
-/// Rounds of a quick run, the least there is.
+/// Rounds of a quick run. Fewer rounds are not allowed.
 const ROUNDS_QUICK: usize = 5;
-/// Seconds that each variant is measured per row, over all rounds.
+/// For how many seconds each variant is measured per row, over all rounds.
 const SECONDS: f64 = 1.0;
 /// The same in a quick run.
 const SECONDS_QUICK: f64 = 0.05;
-/// The most threads that can be asked for.
+/// Maximum number of threads that a user can request.
 const THREADS_MAX: u64 = 1024;
 
 /// Re-runs published tables on this machine.
@@ -115,14 +115,14 @@ enum Command {
     /// Works as a client of the table `fuse-metadata`.
     #[command(hide = true)]
     Client {
-        /// The directory it makes and works in.
+        /// The directory that the client makes and works in.
         directory: PathBuf,
         /// Files it makes.
         files: usize,
         /// The processor it stays on.
         cpu: Option<usize>,
     },
-    /// Mounts and serves the least file system there is.
+    /// Mounts and serves a minimal file system.
     #[command(hide = true)]
     Trivial {
         /// Threads that serve requests.
@@ -148,7 +148,7 @@ struct Pace {
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=THREADS_MAX))]
     threads: Vec<usize>,
-    /// Seconds that each variant is measured per row, over all rounds.
+    /// For how many seconds each variant is measured per row, over all rounds.
     #[arg(long, value_name = "S", value_parser = seconds)]
     seconds: Option<f64>,
 }
@@ -164,7 +164,7 @@ fn seconds(word: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "it is more than 0 and at most 3600".to_owned())
 }
 
-/// The result of one table, as the JSON has it.
+/// The result of one table, in the form of the JSON.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Report {

@@ -1,7 +1,7 @@
 //! corewalk as a variant: the whole library ([`Ours`]), and its inode table alone ([`OurTable`]).
 //!
 //! A lookup takes a parent's inode number and a name, returns an inode number, and adds one client
-//! lookup, as corewalk's FUSE server does for a LOOKUP request. The server then also reads
+//! lookup. corewalk's FUSE server does the same for a LOOKUP request. The server then also reads
 //! attributes, which is not measured here.
 //!
 //! All names are made before the measurement and stay in the cache. A measurement fails if the
@@ -32,7 +32,7 @@ use crate::ramfs::Ramfs;
 
 /// The memory budget of the cache in bytes, so large that no entry is evicted.
 const CACHE_BYTES: u64 = 4 << 30;
-/// Entries there is room for over a tmpfs.
+/// Maximum number of entries in a cache over a tmpfs.
 const TMPFS_ENTRIES_MAX: u32 = 1 << 22;
 
 /// A namespace with a tree in its cache.
@@ -74,21 +74,21 @@ impl Ours {
         Ok(Ours { vfs: Vfs::new(fs, options(entries_max))?, cred: Cred::prechecked(0, 0) })
     }
 
-    /// Returns references to a root and a working directory, as a process has them. A thread takes
-    /// them once.
+    /// Returns references to the root and the working directory, like those of a process. A thread
+    /// gets them once, before its operations.
     pub(crate) fn fs_struct(&self) -> FsStruct<'_> {
         let root = self.vfs.root_path();
         FsStruct { cwd: root.clone(), root }
     }
 
-    /// Returns the inode number of what `path` leads to.
+    /// Returns the inode number of the file at `path`.
     #[inline]
     pub(crate) fn resolve(&self, at: &FsStruct<'_>, path: &[u8]) -> Option<u64> {
         let found = self.vfs.resolve_path(&self.cred, at, path, WalkFlags::empty());
         found.ok().map(|found| found.ino)
     }
 
-    /// Returns a reference to what `path` leads to.
+    /// Returns a reference to the inode at `path`.
     #[inline]
     pub(crate) fn find<'v>(&'v self, at: &FsStruct<'v>, path: &[u8]) -> Option<InodeRef<'v>> {
         Some(self.vfs.walk(&self.cred, at, path, WalkFlags::empty()).ok()?.inode())

@@ -24,7 +24,7 @@ const SHARDS: usize = 64;
 
 /// A multimap of pairs.
 pub(crate) trait Pairs: Sync {
-    /// Returns the name in the rows.
+    /// Returns the name of this variant in the result rows.
     fn variant(&self) -> &'static str;
 
     /// Returns true if the pair is there.
@@ -33,7 +33,7 @@ pub(crate) trait Pairs: Sync {
     /// Returns a value of the key.
     fn find(&self, key: u64) -> Option<u64>;
 
-    /// Enters a pair; false if it is there.
+    /// Adds a pair. Returns false if the pair already exists.
     fn create(&self, key: u64, value: u64) -> bool;
 
     /// Removes a pair. Returns false if it does not exist, or if another thread uses it.
@@ -72,7 +72,7 @@ pub(crate) struct Shards(Box<[CachePadded<Mutex<Table>>]>);
 type Table = HashMap<u64, SmallVec<[u64; 2]>, RandomState>;
 
 impl Shards {
-    /// Returns an empty map with room for so many keys.
+    /// Returns an empty map with room for `keys` keys.
     pub(crate) fn new(keys: usize) -> Shards {
         let table = || Table::with_capacity_and_hasher(keys / SHARDS, RandomState::new());
         Shards((0..SHARDS).map(|_| CachePadded::new(Mutex::new(table()))).collect())
@@ -80,7 +80,7 @@ impl Shards {
 
     #[inline]
     fn shard(&self, key: u64) -> MutexGuard<'_, Table> {
-        // The keys of the load differ in all bits.
+        // The keys of the benchmark differ in all bits, so any bits can select the shard.
         self.0[(key >> 32) as usize % SHARDS].lock()
     }
 }

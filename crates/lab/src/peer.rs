@@ -38,11 +38,11 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// The place of the host's tmpfs.
+/// The directory where the host has mounted its tmpfs.
 pub(crate) const TMPFS: &str = "/dev/shm";
 /// The type of an ext4 in statfs(2).
 const EXT4_MAGIC: u64 = 0xef53;
-/// How long a server may take to mount, and to leave.
+/// Time limit for a server to mount, and to end after it was unmounted.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two checks of a condition for which no call can wait.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -115,7 +115,7 @@ impl Mounted {
     ) -> anyhow::Result<Mounted> {
         program.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let server = program.spawn().with_context(|| format!("{variant} does not start"))?;
-        // From here on it is taken down whatever happens.
+        // From here on, the drop of `mounted` unmounts and ends the server in any case.
         let mut mounted = Mounted { variant, directory, server: Some(server) };
         let start = Instant::now();
         let options = loop {
@@ -129,7 +129,7 @@ impl Mounted {
             ensure!(start.elapsed() < PATIENCE, "{variant} mounted nothing in {PATIENCE:?}");
             thread::sleep(LOOK_EVERY);
         };
-        // All other mounts pay for this check too.
+        // A mount without permission checks would have less work than all others.
         let is_checked = options.split(',').any(|option| option == "default_permissions");
         ensure!(is_checked, "the kernel does not check permissions there: {options}");
         Ok(mounted)

@@ -27,7 +27,7 @@ const ASKED: usize = 0;
 const ANSWERED: usize = 1;
 const KIND: u8 = 1;
 
-/// A way to ask and to answer.
+/// The calls by which one side asks and the other side answers.
 pub(crate) trait Pair: Sync {
     /// The state of one thread.
     type State;
@@ -42,16 +42,16 @@ pub(crate) trait Pair: Sync {
     fn wait(&self, state: &mut Self::State, at: usize) -> Option<u64>;
 }
 
-/// Round trips by semaphores: semaphore 0 of set 0 announces questions, and semaphore 1 answers.
-/// The fields are the semaphore sets, and the user (simulated process) that answers.
+/// Round trips by two semaphores of set 0: semaphore 0 for questions, semaphore 1 for answers. The
+/// fields are the semaphore sets, and the user (simulated process) that answers.
 pub(crate) struct SemPair<'a, S>(pub(crate) &'a S, pub(crate) usize);
 
 /// Two queues.
 pub(crate) struct QueuePair<'a, Q>(pub(crate) &'a Q);
 
 impl<S: Sems> Pair for SemPair<'_, S> {
-    /// The user (simulated process) of this thread, and the number that it last posted. A semaphore
-    /// cannot carry a number, so `wait` returns this one.
+    /// The user (simulated process) of this thread, and the number that the thread last posted. A
+    /// semaphore cannot carry a number, so `wait` returns the last posted one.
     type State = (usize, u64);
 
     fn state(&self, is_asking: bool) -> (usize, u64) {

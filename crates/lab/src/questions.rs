@@ -19,18 +19,18 @@ use crate::crew::{Laps, Turn};
 
 /// Operations of one job.
 const CHUNK: usize = 64;
-/// A worker compares the bytes of one path in so many.
+/// A worker compares the bytes of every sixteenth path, and only the length of all others.
 const COMPARE_EVERY: u64 = 16;
 
 /// The kinds of questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// A lookup, from parent and name to inode number, with one client lookup more: the part of a
+    /// Finds an inode number by parent and name, and adds one client lookup. This is the part of a
     /// FUSE LOOKUP that concerns names.
     Lookup,
-    /// Inode number to full path, owned by the caller.
+    /// Finds the full path of an inode. The caller owns the path.
     Path,
-    /// Absolute path to inode number.
+    /// Finds the inode number at an absolute path.
     Walk,
 }
 
@@ -39,7 +39,7 @@ impl Op {
     #[cfg(test)]
     pub(crate) const ALL: [Op; 3] = [Op::Lookup, Op::Path, Op::Walk];
 
-    /// Returns the name in the rows.
+    /// Returns the name of this operation in the result rows.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Op::Lookup => "lookup",
@@ -53,7 +53,7 @@ impl Op {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub ino: u64,
-    /// The inode number of its directory.
+    /// The inode number of the directory of the target.
     pub parent: u64,
     start: u32,
     len: u16,

@@ -1,7 +1,8 @@
 //! The message queues of the host kernel and of corewalk, behind one trait.
 //!
-//! Each received message is checked: its type, length and the number in its text, and the last byte
-//! if the text has more than 8 bytes. The number and the last byte are cleared before each receive.
+//! The type, the length and the number of each received message are checked. If its text has more
+//! than 8 bytes, the last byte is checked, too. Before each receive, the number and the last byte
+//! are cleared.
 //!
 //! Source: msgop(2).
 
@@ -12,7 +13,7 @@ use corewalk_ipc::{GetFlags, IPC_PRIVATE, MsgFlags, MsgId};
 use crate::crew::{Laps, Turn};
 use crate::sems::Ours;
 
-/// The last byte of each message.
+/// The last byte of each message of more than 8 bytes. The receiver checks it.
 pub(crate) const LAST: u8 = 0x5a;
 
 /// Message queues, numbered from 0.
@@ -36,7 +37,7 @@ pub(crate) trait Queues: Sync {
 /// The host kernel's queues.
 pub(crate) struct Linux(Vec<MsgQueue>);
 
-/// A text of so many bytes, behind its type in words.
+/// A message of `bytes` bytes. The first word is its type, and the further words are the text.
 pub(crate) struct Words {
     words: Vec<u64>,
     bytes: usize,

@@ -1,7 +1,7 @@
 //! Readers translate dentries to paths as fast as they can, while writers rename files.
 //!
-//! The load is that of Long's measurement of February 2013 (document 000 in `documents.md`):
-//! processes of a database ask for the paths of their files while other processes change names.
+//! The load is that of Long's measurement of February 2013 (document 000 in `documents.md`).
+//! Processes of a database ask for the paths of their files while other processes change names.
 //!
 //! A reader asks for the paths of a few dentries again and again, and compares each with all paths
 //! that the dentry can have. A writer renames a file or directory to another name and back.
@@ -10,8 +10,8 @@
 //! If a writer waits for a processor, it disturbs no reader, and every design looks better than it
 //! is.
 //!
-//! Each worker measures how long it was ready to run but waited for a processor (`run_delay`), and
-//! the result of a race (a run of readers and writers) contains this time. A wait for a lock is a
+//! Each worker measures how long it was ready to run but waited for a processor (`run_delay`). The
+//! result of a race (a run of readers and writers) contains this time. A wait for a lock is a
 //! property of the design, but a wait for a processor is one of the machine.
 //!
 //! Source: Long's patches of 2013 (documents 000 and 001 in `documents.md`);
@@ -52,7 +52,8 @@ pub(crate) struct Outcome {
 }
 
 impl Reader {
-    /// Asks for the paths of its targets in turn, and compares.
+    /// Translates the reader's targets to paths, in turn, and compares each path with the expected
+    /// ones.
     #[inline]
     pub(crate) fn ask(&self, turn: Turn<'_>, path: impl Fn(u64) -> Option<Vec<u8>>) -> Laps {
         let mut targets = self.0.iter().cycle();
@@ -69,7 +70,7 @@ impl Reader {
 
 impl Writer {
     /// Renames the file to its second name and back until the time slice is over. Does so once
-    /// before, so that the cache knows both names.
+    /// before the slice, so that the cache knows both names.
     ///
     /// # Panics
     /// If a rename fails.
@@ -91,7 +92,7 @@ impl Writer {
 }
 
 impl Outcome {
-    /// Adds another race of the same kind.
+    /// Adds the results of another race of the same kind.
     pub(crate) fn add(&mut self, other: &Outcome) {
         self.reads.add(&other.reads);
         self.renames.add(&other.renames);

@@ -31,7 +31,7 @@ const BATCH: u64 = 1024;
 
 /// A file system that keeps nothing but the next inode numbers.
 pub(crate) struct Ramfs {
-    /// The first number that no shard has.
+    /// The lowest inode number that is in no shard's batch yet.
     fresh: CachePadded<AtomicU64>,
     /// The inode numbers that each shard has in reserve (as `get_next_ino`).
     batches: [CachePadded<Mutex<Range<u64>>>; SHARDS],
@@ -48,7 +48,7 @@ impl Ramfs {
     fn next_ino(&self) -> u64 {
         let mut batch = self.batches[shard_index()].lock();
         if batch.is_empty() {
-            // ORDERING: Relaxed. Each batch has one owner.
+            // ORDERING: Relaxed. The addition alone gives each batch to one shard.
             let first = self.fresh.fetch_add(BATCH, Ordering::Relaxed);
             *batch = first..first + BATCH;
         }

@@ -42,7 +42,7 @@ pub(crate) fn run(
         let commit = Machine::here().commit;
         let is_clean = !is_full || !commit.ends_with("-dirty");
         ensure!(is_clean, "files were changed since commit {commit}: commit them first");
-        // Before the tables, which take minutes.
+        // Make the folder before the tables run. They take minutes, so an error must show up early.
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let mut done = vec![];

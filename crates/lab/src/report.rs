@@ -1,8 +1,8 @@
-//! The report of results: one page without further files.
+//! Writes the report of results: one page, which needs no further files.
 //!
 //! `corewalk-lab report --out DIR` writes `DIR/index.html`. The page starts with one line per
-//! benchmark table: the claim in a sentence, the ratio of one result of corewalk to its baseline,
-//! and whether the claims hold.
+//! benchmark table. The line has the claim in a sentence, the ratio of one result of corewalk to
+//! its baseline, and whether the claims hold.
 //!
 //! Below these lines, each table has one plot of the rows of its claim, with the curve of its
 //! source, if there is one. All other rows are below the plot, folded.

@@ -48,7 +48,7 @@ impl Metric {
     pub(crate) const DATABASE_BYTES_PER_OP: Metric = Metric("database_bytes_per_op", "B", "lower");
     /// Requests to an S3 server, per operation.
     pub(crate) const S3_REQUESTS_PER_OP: Metric = Metric("s3_requests_per_op", "1", "lower");
-    /// Passes that were thrown away, per million operations.
+    /// Attempts of walks or path translations that started again, per million operations.
     pub(crate) const RETRIES_PER_MILLION: Metric = Metric("retries_per_million", "1", "lower");
 }
 
@@ -57,7 +57,7 @@ impl Metric {
 pub(crate) struct Cell(pub(crate) Params);
 
 impl Cell {
-    /// Returns the cell with one more parameter.
+    /// Returns this set of parameters with one more parameter.
     pub(crate) fn with(&self, key: &'static str, value: impl Into<Value>) -> Cell {
         let mut cell = self.clone();
         cell.0.insert(key, value.into());
@@ -90,7 +90,7 @@ pub(crate) struct Row {
     /// With what parameters.
     #[serde(borrow)]
     pub params: BTreeMap<&'static str, Value>,
-    /// The name of what was measured.
+    /// The name of the measured quantity.
     pub metric: &'static str,
     /// Its unit.
     pub unit: &'static str,
@@ -127,7 +127,8 @@ struct Key {
 }
 
 impl Samples {
-    /// Adds what `variant` reached in `round`.
+    /// Adds a measured value of `variant` in `round`. It is compared with the value of the variant
+    /// `baseline` with the same parameters.
     pub(crate) fn add(
         &mut self,
         round: usize,

@@ -35,7 +35,7 @@ use crate::samples::Cell;
 
 /// A variant with semaphore sets, numbered in the order in which they are made.
 pub(crate) trait Sems: Sync {
-    /// Returns the name in the rows.
+    /// Returns the name of this variant in the result rows.
     fn variant(&self) -> &'static str;
 
     /// Returns the identifiers of the sets, with which another process can use them
@@ -73,7 +73,7 @@ pub(crate) struct Ours {
     pub(crate) users: Vec<Task>,
     sets: Vec<SemId>,
     pub(crate) queues: Vec<MsgId>,
-    /// The last, so that it goes last.
+    /// The last field, so that it is dropped after the tasks.
     pub(crate) namespace: Namespace,
 }
 
@@ -169,7 +169,7 @@ impl Sems for Linux {
 }
 
 impl Ours {
-    /// Returns an empty namespace with so many users.
+    /// Returns an empty namespace with `users` users.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -177,7 +177,7 @@ impl Ours {
         Ours::with(users, NamespaceOptions::default())
     }
 
-    /// Returns an empty namespace with so many users and these options.
+    /// Returns an empty namespace with `users` users and these options.
     ///
     /// # Errors
     /// Those of [`Ours::new`].

@@ -51,7 +51,7 @@ use crate::peer::check_interrupt;
 use crate::samples::{Row, Samples};
 use crate::sems::apart;
 
-/// The names that most tables use.
+/// The items that most tables import.
 mod prelude {
     pub(super) use std::time::Duration;
 
@@ -79,7 +79,7 @@ pub(crate) struct Table {
     pub(crate) run: fn(&Run<'_>, &mut Samples) -> anyhow::Result<()>,
 }
 
-/// The words of all tables, by name.
+/// The texts of all tables, by the name of the table.
 static WORDS: LazyLock<HashMap<&str, Words>> = LazyLock::new(|| {
     serde_json::from_str(include_str!("table/words.json")).expect("a test reads it")
 });
@@ -88,7 +88,7 @@ static WORDS: LazyLock<HashMap<&str, Words>> = LazyLock::new(|| {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Words {
-    /// The document that asks the question.
+    /// The document whose question the table answers.
     pub(crate) source: &'static str,
     /// The measurement, in one line.
     pub(crate) about: &'static str,
@@ -149,12 +149,12 @@ impl Words {
 }
 
 impl Table {
-    /// Returns the words of the table.
+    /// Returns the texts and the published figures of the table.
     pub(crate) fn words(&self) -> &'static Words {
         &WORDS[self.name]
     }
 
-    /// Returns all claims, each with whether the rows show it.
+    /// Tests all claims of the table against the result rows.
     pub(crate) fn claims(&self, rows: &[Row]) -> Vec<Claim> {
         self.words().claims.iter().map(|stated| stated.test(rows)).collect()
     }
@@ -166,7 +166,8 @@ impl Table {
     pub(crate) fn measure(&self, settings: &Settings) -> anyhow::Result<Samples> {
         let mut samples = Samples::default();
         let run = Run { table: self.name, settings, sweeps: (self.sweeps)(settings) };
-        // From now on the run notices an interrupt.
+        // From this call on, a signal no longer ends the process. It sets a flag that the run
+        // checks.
         check_interrupt()?;
         apart(|| (self.run)(&run, &mut samples))?;
         Ok(samples)
@@ -204,7 +205,7 @@ impl Settings {
         if usable.is_empty() { vec![1] } else { usable }
     }
 
-    /// Returns the most threads that are asked for.
+    /// Returns the largest of the requested thread counts.
     pub(crate) fn threads_max(&self) -> usize {
         self.threads.iter().copied().max().unwrap_or(1)
     }
@@ -213,9 +214,9 @@ impl Settings {
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// Seconds in all: whether it works.
+    /// A run of some seconds, which only shows whether the table works.
     Quick,
-    /// Minutes: numbers worth keeping.
+    /// A run of some minutes, with numbers that are worth keeping.
     Full,
 }
 
@@ -251,7 +252,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Table> {
     all().iter().copied().find(|table| table.name == name)
 }
 
-/// Returns the one of two values that is for `size`.
+/// Returns the first of two values for a quick run, and the second one for a full run.
 pub(crate) fn sized<T: Copy>(size: Size, quick_and_full: (T, T)) -> T {
     match size {
         Size::Quick => quick_and_full.0,

@@ -57,7 +57,7 @@ fn line(row: &Row) -> String {
     )
 }
 
-/// Returns a number with as many digits as mean something.
+/// Returns a number as text, rounded to its significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1e6 => format!("{:.3} M", value / 1e6),

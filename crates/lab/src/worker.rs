@@ -1,9 +1,9 @@
 //! The worker processes of the tables of System V IPC: the lab's own program, started again
 //! (`client`).
 //!
-//! A worker uses the semaphore sets or message queues of the host kernel, or those of a corewalk
-//! namespace in a file that all workers map. Under the preload library, a worker calls the C
-//! library, and the corewalk namespace answers.
+//! A worker uses the semaphore sets or message queues of the host kernel or of a corewalk
+//! namespace. The namespace is in a file that all workers map. Under the preload library, a worker
+//! calls the C library, and the corewalk namespace answers.
 //!
 //! A worker serves a whole benchmark table. It runs one time slice for each line on its input, and
 //! writes the operations, the wall time and the processor time in nanoseconds. An input line is
@@ -50,7 +50,7 @@ pub(crate) enum Place<'a> {
     Host,
     /// The namespace in a file.
     Namespace(&'a Path),
-    /// The namespace in a file, behind the preload library.
+    /// The namespace in a file, which the worker uses through the preload library.
     Preload(&'a Path),
 }
 

@@ -11,8 +11,8 @@
 //! renames are not implemented.
 //!
 //! The code follows a description of libfuse's tables, not its code. libfuse does more work per
-//! request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So it takes at
-//! least as much time as `libfuse-node`.
+//! request: a FUSE LOOKUP takes the mutex three times and walks to the root twice. So libfuse takes
+//! at least as much time as `libfuse-node`.
 //!
 //! # Locks
 //! One mutex.
@@ -43,9 +43,10 @@ struct Nodes {
 struct Node {
     id: u64,
     nlookup: u64,
-    /// The root is its own parent.
+    /// The index of the parent node in `slab`. The root is its own parent.
     parent: u32,
-    /// Requests that hold it or a node below it.
+    /// The number of requests that forbid renames of this node, because they use it or a node below
+    /// it.
     holds: u32,
     name: Arc<[u8]>,
 }

@@ -20,13 +20,13 @@ use crate::machine::thread_cpu_ns;
 pub(crate) struct Linux {
     /// The kernel's inode number of each entry, to check answers.
     numbers: HashMap<u64, u64>,
-    /// The working directory of each thread.
+    /// The working directory of each thread. Path translations return its path.
     directory: OwnedFd,
 }
 
 impl Linux {
-    /// Returns the host kernel as a variant that knows the entries `pool`, which are then in its
-    /// dentry cache. Path translations give the path of the first one.
+    /// Returns the host kernel as a variant, for the entries in `pool`. Loads these entries into
+    /// the kernel's dentry cache. Path translations return the path of the first entry in `pool`.
     ///
     /// # Errors
     /// The host does not have an entry, because it is made up or was removed meanwhile.
@@ -44,7 +44,7 @@ impl Namespace for Linux {
         "linux"
     }
 
-    /// Returns where the thread is, whatever it asks for.
+    /// Returns the path of the thread's working directory, for any inode number.
     fn path(&self, _ino: u64) -> Option<Vec<u8>> {
         Some(rustix::process::getcwd(Vec::with_capacity(256)).ok()?.into_bytes())
     }

@@ -1,7 +1,7 @@
 //! Maps from whole paths to inode numbers: the concurrent hash maps of the crates `dashmap`,
 //! `papaya` and `scc`.
 //!
-//! A hash map from whole paths to inode numbers finds a path of any length in one step, so the
+//! A hash map from whole paths to inode numbers finds a path of any length in one step. So the
 //! table `lookup` compares walks with it. The maps can only walk: to rename a directory, a map
 //! would have to remove and insert every path below it.
 //!
@@ -29,7 +29,7 @@ impl<F: Fn(&[u8]) -> Option<u64> + Send + Sync> Namespace for PathMap<F> {
     }
 }
 
-/// Returns a namespace that answers by `get`.
+/// Returns a namespace whose walks look up the whole path by `get`.
 fn boxed<F>(variant: &'static str, get: F) -> Box<dyn Namespace>
 where
     F: Fn(&[u8]) -> Option<u64> + Send + Sync + 'static,

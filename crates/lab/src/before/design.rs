@@ -62,7 +62,7 @@ pub(crate) struct Before {
     rename_lock: CachePadded<SeqLock>,
     /// The rename lock of `SeqRwLock`.
     shared_lock: CachePadded<SeqRwLock>,
-    /// A rename between two directories holds it (`s_vfs_rename_mutex`).
+    /// The lock that a rename between two directories holds (`s_vfs_rename_mutex`).
     moves: CachePadded<Mutex<()>>,
     retries: ShardedCounter,
     /// True if lock sections are timed.
@@ -70,7 +70,7 @@ pub(crate) struct Before {
 }
 
 impl Design {
-    /// Returns the name in the rows.
+    /// Returns the name of this design in the result rows.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Design::DcacheLock => "before-dcache-lock",
@@ -96,7 +96,7 @@ impl Before {
         }
     }
 
-    /// Returns the namespace with lock sections that are timed.
+    /// Returns the namespace, from now on with timed lock sections.
     pub(crate) fn timed(self) -> Before {
         Before { is_timed: true, ..self }
     }
@@ -141,7 +141,7 @@ impl Before {
         Some(found)
     }
 
-    /// Counts a dentry. Returns false if it is dead.
+    /// Takes a reference of a dentry. Returns false if the dentry is dead.
     #[inline]
     fn get(&self, dentry: &Dentry) -> bool {
         if self.design != Design::GlobalLock {
@@ -169,7 +169,7 @@ impl Before {
         }
     }
 
-    /// Finds a name and counts its dentry.
+    /// Finds a name and takes a reference of its dentry.
     #[inline]
     fn d_lookup_get(&self, parent: u32, name: &[u8]) -> Option<u32> {
         let _lock = self.lock_dcache();

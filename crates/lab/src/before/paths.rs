@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 /// Bytes of the buffer on the stack.
 const BYTES: usize = 256;
-/// Bytes from which on a path is no path (`PATH_MAX`).
+/// Maximum length of a path in bytes (`PATH_MAX`). A translation stops at longer paths.
 const BYTES_MAX: usize = 4096;
 
 /// A path under construction, from its end to its start.
@@ -26,12 +26,12 @@ impl Prepended {
         Prepended { bytes: SmallVec::from_buf([0; BYTES]), start: BYTES }
     }
 
-    /// Forgets everything, so that another pass starts anew (trap T8 in `traps.md`).
+    /// Empties the buffer, so that the translation can start again (trap T8 in `traps.md`).
     pub(super) fn clear(&mut self) {
         self.start = self.bytes.len();
     }
 
-    /// Returns true if the path is longer than any path.
+    /// Returns true if the path exceeds the maximum length of a path.
     #[inline]
     pub(super) fn is_too_long(&self) -> bool {
         self.bytes.len() - self.start > BYTES_MAX
@@ -58,7 +58,7 @@ impl Prepended {
         }
     }
 
-    /// Returns the path, `/` if no name was put in front.
+    /// Returns the path, or `/` if the buffer has no name.
     pub(super) fn to_path(&self) -> Vec<u8> {
         let path = &self.bytes[self.start..];
         if path.is_empty() { vec![b'/'] } else { path.to_vec() }

@@ -17,7 +17,7 @@ impl Stop {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true once the threads are to stop.
+    /// Returns true if the threads must end.
     fn is_set(&self) -> bool {
         // ORDERING: Relaxed. See `set`.
         self.0.load(Ordering::Relaxed)
@@ -94,9 +94,9 @@ fn every_design_makes_and_unlinks_a_name_once() {
 }
 
 /// Checks that a path translation during renames ends, and returns a path that existed at some
-/// instant. A wrong one mixes two names or two passes, or never ends (traps T1, T8 and T9 in
-/// `traps.md`). A directory, and a file in it with a short and a long name, are renamed again and
-/// again.
+/// instant. A wrong translation mixes two names or two attempts, or never ends (traps T1, T8 and T9
+/// in `traps.md`). A directory, and a file in it with a short and a long name, are renamed again
+/// and again.
 #[test]
 fn path_of_every_design_existed_at_one_instant() {
     let corpus = Corpus::collect(500);

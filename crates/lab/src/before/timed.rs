@@ -9,8 +9,8 @@
 //! holding time.
 //!
 //! A path translation takes the lock of a dentry only inside a lock section, so a wait for it
-//! counts as holding time. A wait of a reader of a sequence for the end of a rename is in no
-//! section: a profile of the kernel's spin locks does not show it either.
+//! counts as holding time. A reader of a sequence may wait for the end of a rename. This wait is in
+//! no section, and a profile of the kernel's spin locks does not show it either.
 //!
 //! Source: the column "% spinlock" of Long, February 2013 (document 000 in `documents.md`).
 
@@ -20,9 +20,9 @@ use std::time::Instant;
 /// The time that one thread spent in lock sections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
-    /// Nanoseconds until the thread had its locks.
+    /// Nanoseconds for which the thread waited for its locks.
     pub waiting_ns: u64,
-    /// Nanoseconds until it released them.
+    /// Nanoseconds for which the thread held its locks.
     pub holding_ns: u64,
 }
 
@@ -45,7 +45,8 @@ impl Spent {
     }
 }
 
-/// Begins a section with the guard that `take` returns. Its times count if `is_timed`.
+/// Takes locks by `take`. Begins a lock section, which ends with the drop of the result. Measures
+/// its times only if `is_timed` is true.
 #[inline]
 pub(super) fn timed<G>(is_timed: bool, take: impl FnOnce() -> G) -> Timed<G> {
     if !is_timed {

@@ -10,8 +10,8 @@
 //!
 //! # How it works
 //! Dentries with the same hash are in one chain, which readers follow without a lock. The link at
-//! its end has the number of the chain. If a rename moves the dentry at which a reader is to
-//! another chain, the reader notices that at the end of the wrong chain (as in `rculist_nulls`).
+//! its end has the number of the chain. A rename may move a dentry to another chain while a reader
+//! is at the dentry. The reader notices that at the end of the wrong chain (as in `rculist_nulls`).
 //!
 //! A new dentry is put at the head of its chain, under the lock of the chain.
 //!
@@ -46,27 +46,28 @@ pub(super) const ROOT: u32 = 1;
 /// The flag in a link that marks the end of a hash chain. The other bits are the number of the
 /// chain.
 const END: u32 = 1 << 31;
-/// Words of a name in its slot.
+/// Number of 64-bit words for a name inside its slot. Longer names are outside of it.
 const INLINE_WORDS: usize = 4;
 /// Words of the longest name.
 const LONG_WORDS: usize = 32;
-/// Set beside the length of the name of a directory.
+/// The bit in `shape` that marks a directory. The bits below are the length of the name.
 const DIRECTORY: u32 = 1 << 8;
 
-/// All dentries and the table over them.
+/// All dentries, and the hash table that finds them by name.
 pub(super) struct Tree {
     dentries: Box<[Dentry]>,
     chains: Box<[Chain]>,
-    /// The first number that was never used.
+    /// The lowest number that no dentry has had yet.
     fresh: CachePadded<AtomicU32>,
     /// Numbers of freed dentries, in one list per shard of threads.
     free: Box<[CachePadded<Mutex<Vec<u32>>>]>,
 }
 
-/// A name and what it is given to.
+/// A dentry: a name in a directory. The number of its slot is also the inode number.
 #[repr(align(64))]
 pub(crate) struct Dentry {
-    /// Bumped around each change of what follows.
+    /// The sequence for the key (hash and parent) and the name. They change only inside its write
+    /// sections.
     pub(super) seq: SeqCount,
     hash: AtomicU64,
     parent: AtomicU32,
@@ -87,14 +88,14 @@ struct Chain {
     head: AtomicU32,
 }
 
-/// The result of a look into a chain.
+/// The result of a search in a hash chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Probe {
-    /// The dentry, and the sequence it was seen under.
+    /// The number of the dentry, and its sequence at the time of the search.
     Found(u32, u64),
     /// The name was not there.
     Absent,
-    /// Something moved, and the reader did not see all.
+    /// A dentry changed or moved during the search, so the reader may have missed the name.
     Diverted,
 }
 
@@ -132,7 +133,7 @@ impl Tree {
         (dentry.parent() != NONE).then_some(number)
     }
 
-    /// Returns what a reader without a lock finds.
+    /// Searches a hash chain for a name, without a lock.
     #[inline]
     pub(super) fn probe(&self, parent: u32, hash: u64, name: &[u8]) -> Probe {
         let chain = self.chain_of(hash);
@@ -178,7 +179,7 @@ impl Tree {
         if (fresh as usize) < self.dentries.len() {
             return Some(fresh);
         }
-        // ORDERING: Relaxed. As above; it was one too many.
+        // ORDERING: Relaxed. As above. No number was left, so undo the addition.
         self.fresh.fetch_sub(1, Ordering::Relaxed);
         self.free.iter().find_map(|shard| shard.lock().pop())
     }
@@ -279,7 +280,8 @@ impl Tree {
             if at == number {
                 // ORDERING: Relaxed. Under the lock of the chain.
                 let behind = next.load(Ordering::Relaxed);
-                // ORDERING(chain): Release. Other threads linked the dentries behind.
+                // ORDERING(chain): Release. Other threads linked the dentries from `behind` on. A
+                // reader that loads `behind` from this link must see their keys and names.
                 link.store(behind, Ordering::Release);
                 return;
             }
@@ -316,7 +318,7 @@ impl Dentry {
     /// Returns the number of the parent.
     #[inline]
     pub(super) fn parent(&self) -> u32 {
-        // ORDERING: Relaxed. A sequence or a lock says whether it counts.
+        // ORDERING: Relaxed. A sequence or a lock tells whether the value is valid.
         self.parent.load(Ordering::Relaxed)
     }
 
@@ -338,18 +340,18 @@ impl Dentry {
 
     #[inline]
     fn shape(&self) -> u32 {
-        // ORDERING: Relaxed. A sequence or a lock says whether it counts.
+        // ORDERING: Relaxed. A sequence or a lock tells whether the value is valid.
         self.shape.load(Ordering::Relaxed)
     }
 
     fn hash(&self) -> u64 {
-        // ORDERING: Relaxed. The caller is the one that changes it.
+        // ORDERING: Relaxed. The caller's locks exclude other changes of the key.
         self.hash.load(Ordering::Relaxed)
     }
 
     #[inline]
     fn is_key(&self, parent: u32, hash: u64) -> bool {
-        // ORDERING: Relaxed. A sequence or a lock says whether it counts.
+        // ORDERING: Relaxed. A sequence or a lock tells whether the value is valid.
         self.hash.load(Ordering::Relaxed) == hash && self.parent() == parent
     }
 
@@ -362,7 +364,7 @@ impl Dentry {
             Some(long) if name.len() > 8 * INLINE_WORDS => &long[..],
             _ => &self.name[..],
         };
-        // ORDERING: Relaxed. A sequence or a lock says whether it counts.
+        // ORDERING: Relaxed. A sequence or a lock tells whether the value is valid.
         words.iter().zip(name.chunks(8)).all(|(a, b)| a.load(Ordering::Relaxed) == word(b))
     }
 

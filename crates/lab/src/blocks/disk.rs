@@ -62,7 +62,7 @@ impl DiskStore {
     /// Closes the store, and returns the bytes of its database on the host.
     ///
     /// # Errors
-    /// If the host does not say.
+    /// If the host cannot report the size.
     pub(crate) fn close_and_measure(&mut self) -> anyhow::Result<u64> {
         self.store = None;
         let meta = std::fs::metadata(self.path.join("meta")).context("the database")?;

@@ -35,8 +35,8 @@ use super::{AttrStore, BLOCK_BYTES, Design, USERS_MAX};
 
 /// A content of at most this many bytes is hashed as a whole.
 const HASHED_WHOLE_MAX: usize = 512;
-/// Number of pieces that are hashed of a content longer than [`HASHED_WHOLE_MAX`], and the length
-/// of each in bytes.
+/// Number of hashed pieces of a content that is longer than [`HASHED_WHOLE_MAX`]. `PIECE_BYTES` is
+/// the length of a piece.
 const PIECES: usize = 5;
 const PIECE_BYTES: usize = 64;
 
@@ -52,7 +52,7 @@ pub(crate) struct MemoryStore {
     free: Vec<CachePadded<Mutex<Vec<u32>>>>,
 }
 
-/// A block; without users it is free.
+/// A block of attributes. It is free if it has no users.
 #[derive(Default)]
 struct Block {
     users: u32,
@@ -221,7 +221,7 @@ impl AttrStore for MemoryStore {
             let (counted, is_right) = (block.users, block.users == users && users <= USERS_MAX);
             ensure!(is_right, "{variant}: block {number} counts {counted} users and has {users}");
             in_use += u64::from(users > 0);
-            // Only the cache of this project leaves full blocks out.
+            // Only the index of corewalk has no entries for full blocks.
             let keeps_full = variant != "corewalk";
             let is_entered = self.is_on() && (keeps_full || users < USERS_MAX);
             expected += u64::from(users > 0 && is_entered);

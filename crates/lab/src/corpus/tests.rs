@@ -7,11 +7,11 @@ use super::*;
 pub(crate) struct Move {
     /// The inode number of the directory.
     pub ino: u64,
-    /// The parent and name it starts at.
+    /// The parent and the name of the directory before the rename.
     pub home: (u64, Vec<u8>),
-    /// The parent and name it goes to.
+    /// The parent and the name of the directory after the rename.
     pub away: (u64, Vec<u8>),
-    /// How many entries lie below it.
+    /// The number of entries below the directory.
     pub descendants: u32,
 }
 

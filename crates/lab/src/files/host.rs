@@ -4,9 +4,9 @@
 //! where its paths start. So they have as many components as in the other variants. To translate an
 //! open file to its path, this variant calls readlink(2) on `/proc/self/fd/N`.
 //!
-//! # What it refuses
-//! A host without a tmpfs on `/dev/shm`, since otherwise the run would measure a file system on a
-//! disk.
+//! # Limits
+//! A host without a tmpfs on `/dev/shm` is refused, since otherwise the run would measure a file
+//! system on a disk.
 //!
 //! Source: openat(2), fstatat(2), getdents64(2), proc_pid_fd(5), statfs(2).
 
@@ -32,7 +32,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// Bytes of a buffer for getdents64(2).
 const LIST_BYTES: usize = 32 << 10;
 
-/// The flags of a directory that is listed.
+/// The flags with which open(2) opens a directory for a listing.
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// A folder on the host's tmpfs, removed at the end.
@@ -51,7 +51,7 @@ impl Host {
     /// Makes an empty folder on the host's tmpfs, with `label` in its name.
     ///
     /// # Errors
-    /// The folder [`TMPFS`] is missing or no tmpfs, or the new folder cannot be made.
+    /// The folder [`TMPFS`] is missing or is not a tmpfs, or the new folder cannot be made.
     pub(crate) fn new(label: &str) -> anyhow::Result<Host> {
         let status = statfs(TMPFS).with_context(|| format!("there is no {TMPFS}"))?;
         ensure!(status.f_type as i64 == TMPFS_MAGIC, "{TMPFS} is no tmpfs");
@@ -153,7 +153,7 @@ impl User for HostUser<'_> {
     }
 }
 
-/// Returns `path` as seen from the folder.
+/// Returns the absolute path `path` as a path that starts at the folder.
 fn inside(path: &[u8]) -> &[u8] {
     match path {
         b"/" => b".",

@@ -18,15 +18,16 @@
 //! bindfs of Debian 12 uses libfuse 2, which has no `clone_fd`.
 //!
 //! # io_uring
-//! With its default `transport=auto`, corewalk uses io_uring only if the file [`ENABLE_URING`] has
-//! a `Y`, which no kernel sets by itself. So the lab writes `Y` to that file before it mounts, if
-//! it may, and leaves it.
+//! With its default `transport=auto`, corewalk uses io_uring only if the file [`ENABLE_URING`]
+//! contains `Y`. By default it does not. So the lab writes `Y` to that file before it mounts, if it
+//! has the permission, and leaves it so.
 //!
 //! # Where the peers come from
 //! bindfs is a package. passthrough_ll is built from the examples in the package libfuse3-dev,
-//! unless the path has it. Some peers cannot be had this way. passthrough_hp, libfuse's other
-//! example, is in no package, and FUSE over io_uring needs libfuse 3.18, where Debian 12 has 3.14.
-//! The crate fuse-backend-rs has no program, and no release of it serves FUSE over io_uring.
+//! unless a directory of `PATH` has it. Some peers cannot be had this way. passthrough_hp,
+//! libfuse's other example, is in no package, and FUSE over io_uring needs libfuse 3.18, where
+//! Debian 12 has 3.14. The crate fuse-backend-rs has no program, and no release of it serves FUSE
+//! over io_uring.
 //!
 //! s3fs and rclone are packages. A mount of rclone has no cache of contents by default
 //! (`--vfs-cache-mode off`). So a close returns after the upload.
@@ -48,7 +49,7 @@ const NO_TIMEOUTS: &str = "entry_timeout=0,attr_timeout=0,negative_timeout=0";
 
 /// Returns the command that mounts `source` with corewalk. `source` is `tmpfs`, a directory of the
 /// host, or a store. The mount options are the same as those of the other servers. If `threads` is
-/// None, the mount has no options, as most users mount it.
+/// None, the command has no options, like that of most users.
 ///
 /// # Errors
 /// As [`corewalk()`].
@@ -58,7 +59,7 @@ pub(crate) fn ours(
     point: &Path,
 ) -> anyhow::Result<Command> {
     let mut program = corewalk()?;
-    // Without the permission corewalk does without io_uring.
+    // Without the permission for this write, corewalk mounts without io_uring.
     let _ = std::fs::write(ENABLE_URING, "Y");
     program.arg("mount").arg(source).arg(point);
     if let Some(threads) = threads {
@@ -84,7 +85,8 @@ pub(crate) fn corewalk() -> anyhow::Result<Command> {
     Ok(Command::new(file))
 }
 
-/// Returns the command that mounts `BUCKET:/FOLDER` with s3fs. Its environment must have the keys.
+/// Returns the command that mounts `BUCKET:/FOLDER` with s3fs. The caller adds the keys of the S3
+/// server to its environment.
 ///
 /// # Errors
 /// An error if s3fs is not installed.
@@ -95,7 +97,8 @@ pub(crate) fn s3fs(folder: &str, endpoint: &str, point: &Path) -> anyhow::Result
     Ok(program)
 }
 
-/// Returns the command that mounts `BUCKET/FOLDER` with rclone. Its environment must have the keys.
+/// Returns the command that mounts `BUCKET/FOLDER` with rclone. The caller adds the keys of the S3
+/// server to its environment.
 ///
 /// # Errors
 /// An error if rclone is not installed.

@@ -34,14 +34,14 @@ use crate::cpus;
 const DIRECTORY: u64 = 0o40755;
 const IN_HEADER_BYTES: usize = 40;
 const OUT_HEADER_BYTES: u64 = 16;
-/// The most bytes of data of a request.
+/// Maximum number of data bytes in a request.
 const PAYLOAD_BYTES: usize = 1 << 20;
-/// Entries of each queue of a ring, as corewalk has them.
+/// Number of entries of each queue of a ring, the same as in corewalk.
 const DEPTH: usize = 8;
-/// The features that corewalk chooses for a tmpfs with timeouts 0: `ASYNC_READ`, `EXPORT_SUPPORT`,
-/// `BIG_WRITES`, `DONT_MASK`, `HAS_IOCTL_DIR`, `ASYNC_DIO`, `NO_OPEN_SUPPORT`, `PARALLEL_DIROPS`,
-/// `POSIX_ACL`, `MAX_PAGES`, `CACHE_SYMLINKS`, `NO_OPENDIR_SUPPORT`, `HANDLE_KILLPRIV_V2`,
-/// `SETXATTR_EXT`, `INIT_EXT`, and `OVER_IO_URING`.
+/// The features that corewalk chooses for a tmpfs with timeouts 0. They are `ASYNC_READ`,
+/// `EXPORT_SUPPORT`, `BIG_WRITES`, `DONT_MASK`, `HAS_IOCTL_DIR`, `ASYNC_DIO`, `NO_OPEN_SUPPORT`,
+/// `PARALLEL_DIROPS`, `POSIX_ACL`, `MAX_PAGES`, `CACHE_SYMLINKS`, `NO_OPENDIR_SUPPORT`,
+/// `HANDLE_KILLPRIV_V2`, `SETXATTR_EXT`, `INIT_EXT`, and `OVER_IO_URING`.
 const FEATURES: u64 = 0x71d6_8871 | 1 << 41;
 /// The lower half of a word.
 const LOW: u64 = 0xffff_ffff;
@@ -96,7 +96,8 @@ pub(crate) fn serve(threads: usize, point: &Path) -> anyhow::Result<()> {
                 serve_ring(ring, inodes)
             });
         }
-        // The forgets, which have no answer, do not arrive in rings.
+        // A forget has no answer, so it does not arrive in a ring. Read and ignore the forgets
+        // here.
         while read(&device, &mut [0; 8192]).is_ok() {}
     });
     Ok(())
@@ -135,7 +136,7 @@ fn serve_ring(mut ring: FuseRing, inodes: &Mutex<Inodes>) -> io::Result<()> {
         ring.wait()?;
         let Some(entry) = ring.next_request() else { continue };
         let RingRequest { header, op_in, payload, payload_len } = ring.request(&entry);
-        // The answer is written over the names.
+        // The answer will overwrite the payload, so copy the names and the data first.
         rest[..payload_len].copy_from_slice(&payload[..payload_len]);
         let (opcode, node) = (word(header, 0) >> 32, word(header, 16));
         let request = Request { opcode, node, args: op_in, rest: &rest[..payload_len] };

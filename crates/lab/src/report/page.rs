@@ -13,7 +13,7 @@ use crate::table::{Claim, Published, Table};
 use crate::text::{params_of, rows_of, with_names};
 
 /// The style sheet of the page. A claim that does not hold is as large and as bold as one that
-/// holds, and its state is shown by a word, not by a colour alone.
+/// holds. Its state is shown by a word, not by a colour alone.
 const STYLE: &str = include_str!("style.css");
 /// Matches any value of a parameter of a plot.
 const ANY: &str = "*";
@@ -47,7 +47,7 @@ pub(super) fn render(reports: &[Report]) -> String {
     out + "</body>\n</html>\n"
 }
 
-/// Returns text in which nothing is markup.
+/// Returns `text` with all characters escaped that would be markup.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -90,8 +90,8 @@ fn verdict(claims: &[Claim]) -> (&'static str, String) {
     }
 }
 
-/// Returns the ratio of a table for the first list of the page: a result of corewalk over its
-/// baseline, at the x value `headline` of the plot.
+/// Returns the ratio of a table for the list at the top of the page. The ratio is a result of
+/// corewalk over its baseline, at the x value `headline` of the plot.
 fn headline(table: &Table, rows: &[Row]) -> Option<String> {
     let plot = &table.words().plot;
     let wanted = |row: &&&Row| row.params.get(plot.x).is_some_and(|x| value(x) == plot.headline);
@@ -284,7 +284,7 @@ mod tests {
         let page = page();
         let xml = parse(&page);
         let count = |name: &str| xml.descendants().filter(|n| n.tag_name().name() == name).count();
-        // The rows are not those of the plot of the second table.
+        // The second table has no rows for its plot, so the page has one plot.
         assert_eq!((count("svg"), count("h2")), (1, 2));
         assert!(page.contains("a &lt;cpu&gt;, 2 cores, Linux 6.1, commit abc"));
         assert_eq!(page.matches("all 4 rows").count(), 2);

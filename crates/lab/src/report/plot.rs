@@ -67,7 +67,8 @@ pub(super) fn draw(title: &str, unit: &str, x: &str, values: &[String], lines: &
             points().map(|(n, [median, ..])| format!("{:.1} {:.1}", at(n), y(median))).collect();
         let _ = write!(svg, "<path class=\"line s{n}\" d=\"M{}\"/>", path.join("L"));
         for (place, [median, min, max]) in points() {
-            // Spreads of several variants stand beside each other.
+            // Draw the spreads of several variants side by side, so that they do not cover each
+            // other.
             let x = at(place) + (n as f64 - lines.len() as f64 / 2.0) * 2.0;
             let _ = write!(
                 svg,

@@ -137,7 +137,7 @@ mod tests {
         fn op<const N: usize>(&self, user: usize, set: usize, sops: [SemBuf; N]) -> bool {
             // ORDERING: Relaxed. A count.
             let calls = self.calls.fetch_add(1, Ordering::Relaxed);
-            // A call that would wait for a lost one fails.
+            // An operation may have to wait for a lost one. With `NOWAIT` it fails instead.
             let sops = sops
                 .map(|sop| SemBuf::new(sop.sem_num, sop.sem_op, sop.sem_flg | SemFlags::NOWAIT));
             calls % 5 == 4 || self.whole.op(user, set, sops)

@@ -5,13 +5,13 @@
 //! in its review. Units: jobs per second of wall time, all users together (`ops_per_s`), and
 //! processor time per job (`ns_per_op`).
 //!
-//! Long measured jobs per minute of AIM7's short workload on a DL980 with 80 cores, with his
-//! lockref patches alone and with the later patch too. With the later patch the rate was 11.3 %
+//! Long measured jobs per minute of AIM7's short workload on a DL980 with 80 cores. He measured his
+//! lockref patches alone, and with the later patch too. With the later patch the rate was 11.3 %
 //! lower up to 100 users, and with more users 6.2 and 6.6 % higher.
 //!
-//! In the review of Long's patch, Stoffel asked whether the loss is real, how much runs vary, and
-//! for figures of a machine with four cores. This table answers for 1 to 4 users, with minimum and
-//! maximum.
+//! In the review of Long's patch, Stoffel asked whether the loss is real, and how much runs vary.
+//! He also asked for figures of a machine with four cores. This table answers for 1 to 4 users,
+//! with minimum and maximum.
 //!
 //! As in Long's measurement, all users do the same mix of operations (`job`), in their own
 //! directories and on shared paths. There are no processes, pipes and arithmetic, which do not use
@@ -37,9 +37,10 @@ const USERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 3, 4, 8, 16, 32]);
 const ENTRIES: (usize, usize) = (2_000, 20_000);
 /// The number of designs.
 const DESIGNS: usize = 5;
-/// The share of the time per row: there are many rows.
+/// The measuring time per row, as a fraction of the usual time. It is below 1, because there are
+/// many rows.
 const SHARE_OF_TIME: f64 = 0.8;
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = Design::GlobalLock.name();
 
 /// The table.

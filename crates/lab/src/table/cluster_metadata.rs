@@ -72,7 +72,8 @@ const OPS: [(&str, &str); 11] = [
 ];
 /// The delay of each message of `create delayed`.
 const DELAY: Duration = Duration::from_micros(500);
-/// Seconds of one operation on one variant, over all rounds, for each second of `time_per_row`.
+/// Estimated seconds for one operation of one variant, over all rounds, per second of the setting
+/// `time_per_row`. The duration of a run is computed from it.
 const SHARE: f64 = 1.7;
 
 /// The table.

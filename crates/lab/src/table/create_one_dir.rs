@@ -28,7 +28,7 @@
 use super::prelude::*;
 use crate::files::{Files, List, User, make_path};
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "linux";
 /// Files that stay in each directory.
 const STANDING: usize = 1_000;
@@ -55,7 +55,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates and unlinks of up to so many threads.
+/// The workload: creates and unlinks by up to this number of threads.
 struct Creates(usize);
 
 impl Workload for Creates {

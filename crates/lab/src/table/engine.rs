@@ -48,8 +48,8 @@ pub(crate) struct Sweep {
     /// The measuring time of a variant with one set of parameters, over all rounds, as a fraction
     /// of `time_per_row`.
     pub(super) share: f64,
-    /// Factor of the number of rounds. It is more than 1 if other work on the machine disturbs a
-    /// measurement for longer than a time slice.
+    /// The factor by which the sweep has more rounds than usual. It is more than 1 if other work on
+    /// the machine disturbs a measurement for longer than a time slice.
     pub(super) repeats: usize,
     /// True if the results with one thread also get a row with the parameter `net_of=syscall`, less
     /// the cost of a system call. Only the variant `linux` has this cost.
@@ -72,7 +72,7 @@ pub(super) struct Visit<'a> {
     pub(super) at: usize,
 }
 
-/// Measures one variant in a cell for so long.
+/// Measures one variant with one set of parameters for the given time.
 pub(super) type Measure<'a> = Box<dyn Fn(&Cell, Duration) -> anyhow::Result<Slice> + 'a>;
 
 /// A workload on file systems.
@@ -111,7 +111,7 @@ impl Sweep {
         Sweep { cells, variants, baseline, share, repeats: 1, is_net_of_syscall: false }
     }
 
-    /// Returns the sweep with more parameters in each cell.
+    /// Returns a copy of the sweep with more parameters in each cell.
     pub(super) fn with(&self, params: &[(&'static str, Value)]) -> Sweep {
         let mut sweep = self.clone();
         sweep.cells.iter_mut().for_each(|cell| cell.0.extend(params.iter().cloned()));

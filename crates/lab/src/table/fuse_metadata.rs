@@ -45,7 +45,7 @@ use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "bindfs";
 /// The variant that must work.
 const OURS: &str = "corewalk";
@@ -69,17 +69,18 @@ const SERVERS: [&str; 8] = [
 const STORE: &str = "corewalk-store";
 /// The assumed operations per second on a mount, from which the number of files is computed.
 const EXPECTED_OPS_PER_S: f64 = 10_000.0;
-/// The share of the time per row: there are many rows.
+/// The measuring time per row, as a fraction of the usual time. It is below 1, because there are
+/// many rows.
 const SHARE: f64 = 0.6;
-/// The least and the most files of one process.
+/// Minimum and maximum number of files of one process.
 const FILES: [usize; 2] = [50, 20_000];
-/// The first constant is the number of mounts. Each server has two mounts, one for a single client
-/// and one for several clients, and two mounts have no server. The second constant is the number of
-/// mounts that are used for a given number of clients.
+/// `MOUNTS` is the number of mounts. Each server has two mounts, one for a single client and one
+/// for several clients, and two mounts have no server. `SERVING` is the number of mounts that are
+/// used for a given number of clients.
 const MOUNTS: usize = 2 * SERVERS.len() + 2;
 const SERVING: usize = SERVERS.len() + 2;
 
-/// For how many clients a mount is.
+/// The numbers of clients for which a mount is used.
 type Serves = RangeInclusive<usize>;
 
 /// The table.

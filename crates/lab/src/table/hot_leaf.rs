@@ -46,27 +46,27 @@ use corewalk_base::primitives::hint;
 use corewalk_sync::Lockref;
 use std::time::Instant;
 
-/// The variant that walks are compared with before the locker comes.
+/// The baseline of walks in the phase `before`.
 const WALK_BASELINE: &str = "linux";
 /// How often the locker takes the lock, per second.
 const LOCKS_PER_S: u32 = 1_000;
-/// The share of that rate that must be reached.
+/// The fraction of this rate that the locker must reach. Otherwise the measurement is repeated.
 const RATE_SHARE: f64 = 0.9;
-/// For how long the lock of a count is held.
+/// For how long the locker holds the lock of the lockref.
 const HOLD: Duration = Duration::from_micros(1);
-/// Slices that are tried until the locker reached its rate.
+/// Maximum number of measurements until the locker has reached its rate.
 const TRIES: usize = 4;
 /// The variants, in order.
 const VARIANTS: [(&str, &str); 3] =
     [("walk", "corewalk"), ("walk", WALK_BASELINE), ("lockref", "corewalk")];
 /// The phases, in order.
 const PHASES: [&str; 3] = ["before", "during", "after"];
-/// The number of directories above the file, and the file.
+/// Number of directories above the file. `LEAF` is the name of the file.
 const DIRECTORIES: usize = 7;
 const LEAF: &[u8] = b"the-hot-leaf";
 
-/// The results of each worker in the phases `before`, `during` and `after`, and how often per
-/// second the locker (the disturbing thread) took the lock in `during`.
+/// The results of each worker in the phases `before`, `during` and `after`. The second value is how
+/// often per second the locker (the disturbing thread) took the lock in `during`.
 type Outcome = (Vec<Laps>, f64);
 
 /// A variant. `measure` takes the number of threads and the time of one phase.

@@ -37,7 +37,7 @@ use super::prelude::*;
 use crate::sems::{Linux, Ours, Sems, check, made};
 use corewalk_ipc::{NamespaceOptions, SemBuf, SemFlags};
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
 /// Numbers of users.
@@ -48,7 +48,7 @@ const SEMS: u16 = 16;
 /// The semaphore that `SETVAL` sets, and its value. No other call uses it, so `SETVAL` destroys no
 /// value that the benchmark checks.
 const STEADY: (u16, u16) = (SEMS - 1, 7);
-/// The share of the time per row.
+/// The measuring time per row, as a fraction of the usual time.
 const SHARE_OF_TIME: f64 = 0.7;
 
 /// The table.
@@ -75,7 +75,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         };
         slice.add_to(samples, visit.round, name, &visit.cell.0, BASELINE, &visit.cell.0)?;
         if name == OURS {
-            // Of the time of all users.
+            // The share is a fraction of the time of all users.
             let all_ns = users as f64 * slice.span.as_nanos() as f64;
             let share = (Metric::SECONDS, (waited_ns() - before_ns) as f64 / all_ns.max(1.0));
             samples.add(visit.round, OURS, &visit.cell.with("of", "waiting").0, share, OURS);
@@ -88,7 +88,7 @@ fn counting() -> NamespaceOptions {
     NamespaceOptions { is_contention_counted: true, ..NamespaceOptions::default() }
 }
 
-/// Runs one slice, and checks what all users leave.
+/// Runs one slice, and checks the final values of all semaphores.
 fn slice<S: Sems>(sems: &S, users: usize, sets: usize, time: Duration) -> anyhow::Result<Slice> {
     let slice = crew::run(users, time, |user, turn| work(sems, user, sets, turn));
     for set in 0..sets {
@@ -102,7 +102,7 @@ fn slice<S: Sems>(sems: &S, users: usize, sets: usize, time: Duration) -> anyhow
     Ok(slice.over_span())
 }
 
-/// Returns where a user leaves its mark.
+/// Returns the set and the semaphore to which a user adds one at its end.
 fn mark(user: usize, sets: usize) -> (usize, u16) {
     (user % sets, (user / sets) as u16 % STEADY.0)
 }

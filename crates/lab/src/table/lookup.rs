@@ -4,7 +4,7 @@
 //! answer a kernel's questions for names. The names are 100,000 real ones. Units: operations per
 //! second of wall time, all threads together, and nanoseconds of processor time per operation.
 //!
-//! `op=lookup` goes from the parent's inode number and a name to the inode number, and adds one
+//! `op=lookup` goes from the parent's inode number and a name to the inode number. It adds one
 //! client lookup, as for a FUSE LOOKUP without its attributes. `op=walk` goes from an absolute path
 //! to the inode number. The table `path` measures the way back.
 //!
@@ -26,10 +26,10 @@
 //! renames.
 //!
 //! # Claims
-//! - A walk of eight names to one of the 64 hot entries takes at most a sixth of the time of the
-//!   host's stat(2), less the cost of an empty system call.
+//! - A walk of eight names to one of the 64 hot entries takes at most a sixth of the host's time.
+//!   The host's time is that of stat(2), less the cost of an empty system call.
 //! - A walk in a tree of a million entries takes at most 1.3 times the time of the best hash map
-//!   from whole paths to inode numbers.
+//!   from whole paths.
 //! - Two threads walk at least 1.9 times as fast as one.
 //! - While no thread renames, a lookup by one thread in `corewalk-table` is no slower than one in
 //!   `rwlock-ahash`. With two threads it is 1.6 times as fast.

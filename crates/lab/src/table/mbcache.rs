@@ -43,11 +43,11 @@ use super::prelude::*;
 use crate::pairs::{Pairs, Shards};
 use corewalk_mbcache::{Mbcache, MbcacheOptions};
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "mutex-shards";
 /// Values per key.
 const VALUES: [u64; 2] = [2, 10];
-/// The operations; the last one is claimed.
+/// The operations. The claim is about the last one.
 const OPS: [&str; 3] = ["get", "find", "get+create+delete"];
 
 /// The table.
@@ -76,7 +76,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the key of a pair; its value is its number.
+/// Returns the key of a pair. The value of the pair is its number.
 #[inline]
 fn key(number: u64, values: u64) -> u64 {
     (number / values).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -90,7 +90,7 @@ fn variant<P: Pairs>(pairs: &P, count: u64, values: u64) -> (&str, Measure<'_>) 
     (pairs.variant(), Box::new(move |cell, time| Ok(slice(pairs, cell, count, time))))
 }
 
-/// Runs one slice over so many pairs.
+/// Runs one slice over `count` pairs.
 fn slice<P: Pairs>(pairs: &P, cell: &Cell, count: u64, time: Duration) -> Slice {
     let (values, threads) = (cell.number("values") as u64, cell.number("threads") as u64);
     let key = |number| key(number, values);
@@ -98,7 +98,7 @@ fn slice<P: Pairs>(pairs: &P, cell: &Cell, count: u64, time: Duration) -> Slice 
         let mut rng = Rng(thread as u64 + 1);
         let own = count / threads;
         let mut any = move || rng.below(own) * threads + thread as u64;
-        // Even keys stay, pairs of odd ones come and go.
+        // Pairs with even key numbers stay. Pairs with odd ones are created and deleted.
         let stays = move |number: u64| number - if number / values % 2 == 1 { values } else { 0 };
         let goes = move |number: u64| number + if number / values % 2 == 1 { 0 } else { values };
         let mut missing = goes(thread as u64);

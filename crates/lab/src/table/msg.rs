@@ -43,7 +43,7 @@ const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
 /// Bytes of a message.
 const BYTES: (&[usize], &[usize]) = (&[1, 64, 4096], &[1, 64, 1024, 4096, 8192]);
-/// The share of the time per row.
+/// The measuring time per row, as a fraction of the usual time.
 const SHARE_OF_TIME: f64 = 0.2;
 
 /// The table.

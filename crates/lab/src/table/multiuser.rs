@@ -39,13 +39,13 @@ use crate::before::Design;
 use crate::files::Files;
 use job::Sources;
 
-/// The variant that all are compared with, as in the document.
+/// The baseline, with which all other variants are compared, as in the document.
 const BASELINE: &str = "before-dcache-lock";
-/// Numbers of users, also more than there are processors.
+/// Numbers of users. Some exceed the number of processors.
 const USERS: (&[usize], &[usize]) = (&[1, 2], &[1, 2, 4, 8]);
 /// The variants.
 const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "linux"];
-/// Room for names before the patch: more than all users make.
+/// Maximum number of names in `before-dcache-lock`, more than all users make.
 const CAPACITY: usize = 1 << 16;
 
 /// The table.

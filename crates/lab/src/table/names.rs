@@ -35,19 +35,20 @@ pub(super) const BEST_MAP: &str = "best-path-map";
 pub(super) const VARIANTS: [&str; 4] = ["corewalk", "corewalk-table", BASELINE, "libfuse-node"];
 /// Maps from whole paths.
 pub(super) const MAPS: [&str; 3] = ["dashmap-path", "papaya-path", "scc-path"];
-/// Entries of the tree, and of the large one.
+/// Number of entries of the tree. `MILLION` is that of the large tree.
 const ENTRIES: (usize, usize) = (3_000, 100_000);
 pub(super) const MILLION: (usize, usize) = (5_000, 1_000_000);
 /// Questions drawn ahead per worker.
 const DRAWS: (usize, usize) = (4_096, 131_072);
 const DRAWS_COLD: (usize, usize) = (4_096, 524_288);
 const DRAWS_HOT: usize = 4_096;
-/// The distance between the first questions of two consecutive slices.
+/// Each slice starts this number of questions after the start of the slice before it, so that it
+/// asks other questions.
 const STEP: usize = 8_191;
 /// The depth of the few entries that [`hot`] uses, or the largest depth of the tree if that is
 /// less.
 pub(super) const DEPTH: usize = 8;
-/// Entries that a hot walk asks about.
+/// Number of entries to which a hot walk may go.
 const WALKED: usize = 64;
 
 /// The tree in every variant.
@@ -81,13 +82,13 @@ pub(super) fn tree_sweep(op: Op, settings: &Settings) -> Sweep {
     Sweep::new(cells(&axes), VARIANTS.len(), BASELINE, 1.0)
 }
 
-/// Returns the sweep of [`hot`], whose targets are not known yet.
+/// Returns the sweep of [`hot`]. The names that its threads look up are chosen later.
 pub(super) fn hot_sweep(settings: &Settings) -> Sweep {
     let sweep = with_processors(VARIANTS.len() + 1 + MAPS.len(), "linux", settings);
     Sweep { is_net_of_syscall: true, ..sweep }
 }
 
-/// Returns the sweep of [`cold`], whose tree is not known yet.
+/// Returns the sweep of [`cold`] without its tree, which is loaded later.
 pub(super) fn cold_sweep(settings: &Settings) -> Sweep {
     with_processors(1 + MAPS.len(), BEST_MAP, settings)
 }
@@ -114,7 +115,7 @@ pub(super) fn over_tree(
     ask(run, sweep, op, &tables, draw, samples)
 }
 
-/// Asks every variant about few entries, and adds the rows.
+/// Measures every variant on a few entries, and adds the rows.
 ///
 /// # Errors
 /// As [`over_tree`], and a tree without names.
@@ -182,7 +183,7 @@ fn ask(
     run.measure(sweep, &variants, samples)
 }
 
-/// Lets each worker ask its questions, from question `first` on.
+/// Lets each worker do its operations (questions), from number `first` on.
 fn measure(
     table: &dyn Namespace,
     op: Op,
@@ -199,7 +200,7 @@ fn measure(
     Ok(slice)
 }
 
-/// Returns the few entries for which [`hot`] asks again and again, and their depth.
+/// Returns the few entries that [`hot`] uses again and again, and their depth.
 fn pool(corpus: &Corpus, op: Op) -> Option<(usize, Vec<u64>)> {
     let is_usable = |&ino: &u64| {
         ![ROOT, SYNTHETIC].contains(&ino) && (op != Op::Path || corpus.is_directory(ino))

@@ -53,16 +53,16 @@ const RENAMERS: [&str; 3] = ["none", "elsewhere", "ancestor"];
 /// The share of its time for which the renamer may wait for a processor. If it waits longer, the
 /// piece of the measurement is discarded.
 const STARVED_MAX: f64 = 0.1;
-/// Operations of each side in a slice, at least.
+/// Minimum number of operations of the reader, and of the renamer, in a slice.
 const OPS_MIN: u64 = 500;
 /// The length of the pieces of a time slice. In a short piece, other processes are less likely to
 /// disturb the renamer.
 const PIECE: Duration = Duration::from_millis(20);
-/// How many times as many pieces are tried as are needed.
+/// Up to this many times the needed number of pieces are measured, because some are discarded.
 const TRIES: usize = 2;
-/// The share of the time per row.
+/// The measuring time per row, as a fraction of the usual time.
 const SHARE_OF_TIME: f64 = 0.6;
-/// The variants whose disturbed readers start again. The other variants lock.
+/// The variants whose translations start again after a rename. The others take a lock instead.
 const OPTIMISTIC: [&str; 2] = ["corewalk", Design::SeqLock.name()];
 /// The number of variants.
 const VARIANTS: usize = 4;
@@ -72,7 +72,7 @@ const FILLERS: usize = 1000;
 /// Room for names.
 const CAPACITY: usize = 2 * FILLERS;
 
-/// A variant with the work of its threads.
+/// A variant with its reader and its writers.
 struct Entrant {
     racer: Box<dyn Namespace>,
     reader: Reader,

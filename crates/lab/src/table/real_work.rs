@@ -43,7 +43,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "bindfs";
 const SERVERS: [&str; 4] = ["corewalk", "corewalk-store", "corewalk-hostfs", BASELINE];
 /// Files of the tree for each second of the setting `time_per_row`.
@@ -54,7 +54,8 @@ const FILES_QUICK: usize = 60;
 const SHARE: f64 = 45.0;
 /// The seed of the tree.
 const SEED: u64 = 22;
-/// Files of a directory, and directories of a directory above it.
+/// Number of files in a directory. `DIRECTORIES` is the number of such directories in one
+/// directory.
 const IN_DIRECTORY: usize = 12;
 const DIRECTORIES: usize = 30;
 /// The sizes of files have 6 to 18 binary digits, each number of digits equally often.

@@ -52,16 +52,18 @@ const DESIGNS: usize = 4;
 const WRITERS_MAX: usize = 4;
 /// The directory of the database.
 const DATABASE: &str = "/u01/app/oracle/oradata/SLOB/datafile";
-/// Files whose paths are asked for.
+/// Number of files whose paths the readers ask for.
 const FILES: usize = 64;
-/// Files between those that are read and those that are renamed.
+/// Number of files that are made after the files of the readers and before those of the writers. So
+/// their dentries are far apart in memory.
 const FILLERS: usize = 1000;
-/// The share of the time per row: the grid is large.
+/// The measuring time per row, as a fraction of the usual time. It is below 1, because there are
+/// many rows.
 const SHARE_OF_TIME: f64 = 0.4;
-/// The variant of which only the readers have shares.
+/// The variant for which `lock-share` has rows of the readers only.
 const OURS: &str = "corewalk";
 
-/// A variant with the work of its threads.
+/// A variant with its reader and its writers.
 struct Load {
     racer: Box<dyn Namespace>,
     reader: Reader,
@@ -134,7 +136,7 @@ fn sweep(settings: &Settings, readers: Sized, writers: Sized) -> Vec<Sweep> {
 }
 
 impl Load {
-    /// Returns the load over `dentries`, which are empty.
+    /// Makes the files of the load in the empty namespace `dentries`, and returns the load.
     fn over<D: Dentries + 'static>(dentries: D) -> anyhow::Result<Load> {
         let file = |parent: u64, name: &str| make_file(&dentries, parent, name);
         let database = make_path(&dentries, DATABASE.as_bytes());
@@ -172,7 +174,7 @@ impl Load {
     }
 }
 
-/// Returns the load over every design, each prepared by `prepare`.
+/// Returns the load on corewalk and on each old design, which `prepare` may change.
 fn loads(prepare: impl Fn(Before) -> Before) -> anyhow::Result<Vec<Load>> {
     let capacity = FILES + FILLERS + WRITERS_MAX * (FILES + 2) + 64;
     let mut loads = vec![Load::over(Ours::empty(capacity)?)?];

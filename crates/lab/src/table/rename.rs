@@ -21,7 +21,7 @@
 //! Two processors of a virtual machine may be one core. `linux` is the host's tmpfs at /dev/shm.
 //!
 //! # Checks
-//! Every rename must succeed, which it can only if the rename of the file before it has taken
+//! Every rename must succeed. It can succeed only if the previous rename of the same file has taken
 //! effect. At the end of each time slice, all files have their original names.
 //!
 //! Source: rename(2); Linux `fs/namei.c` (`lock_rename`); Long, February and September 2013
@@ -31,7 +31,7 @@ use super::create_one_dir::path_of;
 use super::prelude::*;
 use crate::files::{Files, User, make_path};
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "linux";
 /// Files of one thread.
 const FILES: u64 = 64;
@@ -56,7 +56,7 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Renames of up to so many threads.
+/// The workload: renames by up to this number of threads.
 struct Renames(usize);
 
 impl Workload for Renames {

@@ -5,16 +5,16 @@
 //! nanoseconds of processor time per call.
 //!
 //! # What the document measured
-//! Bueso measured 256 threads on 128 semaphores of one set, on 4 processors for 30 seconds:
-//! 5,048,409 operations per second before the patches, and 9,105,213 after. The source of the
+//! Bueso measured 256 threads on 128 semaphores of one set, on 4 processors for 30 seconds. They
+//! made 5,048,409 operations per second before the patches, and 9,105,213 after. The source of the
 //! program is not known, nor which semaphores its threads used. Here `pattern` selects them.
 //!
 //! # What is measured here
 //! - `threads`: the number of workers.
 //! - `workers`: `threads` of one process, or `processes`.
 //! - `sems`: the number of semaphores of the set.
-//! - `pattern`: with `own` each worker has its own semaphore, as far as there are enough. With
-//!   `random` each call uses a random one. With `same` all workers use one.
+//! - `pattern`: with `own` each worker has its own semaphore, if there are enough. With `random`
+//!   each call uses a random one. With `same` all workers use one.
 //! - `undo`: with or without `SEM_UNDO`.
 //! - `ops`: the number of operations in one call of semop: 1, or 2 on different semaphores.
 //!
@@ -39,14 +39,14 @@ use super::prelude::*;
 use crate::sems::{Linux, Load, Ours, Sems, made};
 use crate::worker::{Objects, Place, Workers};
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "linux";
-/// The variants in threads, and those in processes.
+/// Number of variants with threads. `PROCESSES` are the variants with processes.
 const VARIANTS: usize = 2;
 const PROCESSES: [&str; 3] = [BASELINE, "corewalk", "preload"];
 /// Semaphores of the two sets of each variant.
 const SEMS: [u16; 2] = [128, 1];
-/// More threads than there are processors.
+/// Numbers of threads that exceed the number of processors.
 const CROWDS: (&[usize], &[usize]) = (&[16], &[16, 256]);
 /// The measuring time of a set of parameters, as a fraction of the usual one: for most sets, and
 /// for those with many threads.
@@ -157,7 +157,7 @@ fn in_threads<S: Sems>(sems: &S, is_crowd: bool) -> (&str, Measure<'_>) {
     (sems.variant(), Box::new(measure))
 }
 
-/// Returns the measurement in processes, whose sets are those of `sems`.
+/// Returns the function that measures a variant with processes. It uses the sets of `sems`.
 fn in_processes<'a, S: Sems>(sems: &'a S, workers: &'a Workers) -> Measure<'a> {
     Box::new(move |cell, time| {
         let slice = workers.run(cell, time)?;

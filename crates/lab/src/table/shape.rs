@@ -23,7 +23,7 @@ use serde_json::Value;
 use crate::samples::{OVER_THREADS, Row};
 use crate::text::with_names;
 
-/// Losses that are named in a line; the others are counted.
+/// Maximum number of losses (rows behind their baseline) that the text of a claim lists.
 const NAMED: usize = 6;
 
 /// A claim about corewalk, and whether the rows show it.
@@ -56,7 +56,7 @@ pub(crate) struct Stated {
     /// KEY.
     words: &'static str,
     of: Of,
-    /// The bound of the figure. Losses have none.
+    /// The bound of the figure. A claim that counts losses has none.
     bound: Option<Bound>,
 }
 

@@ -37,7 +37,7 @@ use crate::before::Design;
 use crate::corpus::Corpus;
 use crate::files::{Files, List, User, fill};
 
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "before-global-lock";
 /// The variants.
 const VARIANTS: [&str; 3] = ["corewalk", BASELINE, "linux"];
@@ -48,7 +48,7 @@ const MAPPED: usize = 64;
 /// The loads.
 const LOADS: [&str; 3] = ["find-size", "cat-maps", "git-diff"];
 
-/// The tree, as the loads know it.
+/// The tree of names, with the lists that the loads work through.
 struct Plan {
     corpus: Corpus,
     /// For each directory: its path, the number of names in it, and how many of these are
@@ -134,7 +134,7 @@ fn find_size(user: &impl User, plan: &Plan, thread: usize, turn: Turn<'_>) -> La
             seen = (seen.0 + 1, seen.1 + usize::from(is_directory));
         }
         wrong += u64::from(seen != (*names, *directories));
-        // The directory itself is one operation, so that an empty directory is one, too.
+        // The directory itself counts as one operation, so that an empty directory is also counted.
         Tally { ops: seen.0 as u64 + 1, wrong }
     })
 }

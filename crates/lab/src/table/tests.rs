@@ -47,7 +47,7 @@ fn time_follows_what_is_asked_for() {
     }
 }
 
-/// Quick runs, which all tables are tested with.
+/// Helpers for the quick runs by which tests check each table.
 pub(crate) mod quick {
     use std::time::Duration;
 

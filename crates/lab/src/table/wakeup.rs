@@ -33,7 +33,7 @@ use crate::worker::{Objects, Place, Workers};
 /// The baseline of all rows.
 const BASELINE: &str = "linux";
 const OURS: &str = "corewalk";
-/// The share of the time per row.
+/// The measuring time per row, as a fraction of the usual time.
 const SHARE_OF_TIME: f64 = 0.8;
 /// Threads that wait at one semaphore.
 const CROWDS: (&[usize], &[usize]) = (&[8], &[8, 100, 400]);
@@ -44,7 +44,7 @@ pub(super) const TABLE: Table = Table { name: "wakeup", sweeps, run };
 fn sweeps(settings: &Settings) -> Vec<Sweep> {
     let [workers, cpus] = axes(settings);
     let of = |workers, waiters| cells(&[workers, ("waiters", values(waiters)), cpus.clone()]);
-    // Pairs of threads and of processes, and crowds of threads.
+    // One answering thread or process, or a crowd of answering threads.
     let crowds = of(("workers", values(&["threads"])), sized(settings.size, CROWDS));
     let all = [of(workers, &[1]), crowds].concat();
     vec![Sweep::new(all, 2, BASELINE, SHARE_OF_TIME)]

@@ -31,9 +31,8 @@
 //! - `disk`: a `corewalk_store::Store` in the host's tmpfs (`run`), with each design of the index.
 //!
 //! # Checks
-//! At the end of each time slice every file must have its last value, and the user counts of all
-//! blocks and the index entries must agree with the files. At the end `fsck` checks each store on
-//! disk.
+//! At the end of each time slice every file must have its last value. The user counts of all blocks
+//! and the index entries must agree with the files. At the end `fsck` checks each store on disk.
 //!
 //! # Claims
 //! A claim about speed must hold for every set of parameters, even if other processes disturbed it.
@@ -48,7 +47,7 @@ use corewalk_base::Mutex;
 
 /// The variants, in the order of the document.
 const VARIANTS: [&str; 5] = ["before-mbcache", "plain-lru", "lru-per-shard", "corewalk", BASELINE];
-/// The variant that all are compared with.
+/// The baseline, with which all other variants are compared.
 const BASELINE: &str = "off";
 /// The kinds of stores, in the order of their measurement.
 const KINDS: [&str; 3] = [MEMORY, TMPFS, DISK];
@@ -57,10 +56,10 @@ const TMPFS: &str = "tmpfs";
 const DISK: &str = "disk";
 /// Bytes of a value.
 const VALUE_BYTES: usize = 3_900;
-/// Values to choose from, the same for all processes.
+/// The attribute values from which all processes draw.
 struct Pool(Vec<u8>);
 
-/// The draws of one process.
+/// The random choices of one process.
 struct Draws<'a> {
     pool: &'a Pool,
     rng: Rng,
@@ -93,14 +92,14 @@ fn cell(store: &str, [processes, files, values]: [usize; 3]) -> Cell {
     cell.with("files", files).with("values", values)
 }
 
-/// Returns the mean bytes per file in a set of parameters. `bytes` are those of all files.
+/// Returns the mean bytes per file for one set of parameters. `bytes` is the sum over all files.
 fn bytes_per_file(cell: &Cell, bytes: u64) -> (Metric, f64) {
     let files = cell.number("processes") * cell.number("files");
     (Metric::BYTES_PER_ENTRY, bytes as f64 / files as f64)
 }
 
 impl Pool {
-    /// Draws so many values, each of which differs from all others.
+    /// Draws `values` random values, each different from all others.
     fn draw(values: usize) -> Pool {
         let mut rng = Rng(0x5eed_0004);
         let mut bytes = vec![0; values * VALUE_BYTES];
@@ -120,14 +119,14 @@ impl Pool {
 }
 
 impl<'a> Draws<'a> {
-    /// Returns the draws of process number `worker`.
+    /// Returns the random choices of process number `worker`.
     fn new(pool: &'a Pool, cell: &Cell, worker: usize) -> Draws<'a> {
         let rng = Rng(0x5eed_0040 + worker as u64);
         let (files, values) = (cell.number("files"), cell.number("values") as u64);
         Draws { pool, rng, files: files as u64, values, last: vec![0; files] }
     }
 
-    /// Returns the draws of each process of a cell.
+    /// Returns the random choices of each process of a cell.
     fn of_cell(pool: &'a Pool, cell: &Cell) -> Vec<Mutex<Draws<'a>>> {
         let draws = |worker| Mutex::new(Draws::new(pool, cell, worker));
         (0..cell.number("processes")).map(draws).collect()

@@ -33,7 +33,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Runs `tables` quickly. Returns the JSON of each, which must follow the schema.
 fn quick_all(tables: &[&str]) -> Vec<Value> {
-    // Several tests run the same table at the same time.
+    // Several tests run the same table at the same time, so the name of the folder must be unique.
     let now = std::time::UNIX_EPOCH.elapsed().expect("it is past 1970").as_nanos();
     let name = format!("corewalk-lab-{}-{}-{now}", std::process::id(), tables[0]);
     let folder = std::env::temp_dir().join(name);
@@ -83,7 +83,7 @@ fn quick_on_mounts(name: &str) -> Option<Value> {
     }
     let table = quick(name);
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
-    // Another test may have mounts meanwhile. The pid of its process is in their paths.
+    // Ignore the mounts of other running tests. Their paths contain the pid of the test's process.
     let is_left = |line: &&str| {
         let name = line.find("corewalk-lab-").map(|at| &line[at..]);
         name.is_some_and(|name| !tables::is_running(name))

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{lab, quick, text};
 
-/// A folder that is gone at the end.
+/// A temporary folder, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -47,7 +47,7 @@ struct Entry {
 /// Entries in the order of their last use.
 struct List {
     order: Rings,
-    /// The entries in the order, by place.
+    /// The entries, by their numbers in `order`.
     entries: Vec<Option<Arc<Entry>>>,
     free: Vec<u32>,
 }
@@ -83,7 +83,7 @@ impl Lru {
         let oldest = list.entries[at as usize].take().expect("an entry in the order is there");
         drop(list);
         let mut chain = self.chain(oldest.key).lock();
-        // Another thread may have deleted it since.
+        // Another thread may have deleted the oldest entry since. Then `retain` removes nothing.
         chain.retain(|entry| !Arc::ptr_eq(entry, &oldest));
         drop(chain);
         self.list(key).lock().free.push(at);

@@ -3,8 +3,8 @@
 //!
 //! Each block in the index has an entry, which is a lock for readers and one writer. A thread that
 //! wants to share a block finds the entry by key, and locks it shared. A thread that removes a user
-//! finds the entry by the number of the block, and locks it exclusively, before it locks the block
-//! (rule H.4 of `ShareIndex`).
+//! finds the entry by the number of the block. It locks the entry exclusively before it locks the
+//! block (rule H.4 of `ShareIndex`).
 //!
 //! All waiting threads share one queue. A thread that locks an entry takes it off the LRU list, and
 //! puts it at the end when it unlocks it. If there is no free entry, the first one of the LRU list
@@ -55,7 +55,7 @@ struct Entry {
 }
 
 impl OneLock {
-    /// Returns an empty index for so many entries.
+    /// Returns an empty index for `entries` entries.
     pub(crate) fn new(entries: usize) -> OneLock {
         let chains = chains(entries);
         let state = State {
@@ -150,7 +150,7 @@ impl ShareIndex for OneLock {
         let mut state = self.state.lock();
         let state = &mut *state;
         let at = state.free.pop().or_else(|| state.forget_oldest());
-        // Without room the block is not shared.
+        // Without a free entry, the block is left out of the index, and so not shared.
         let Some(at) = at else { return };
         state.entries[at as usize] = Entry { key, block, ..Entry::default() };
         state.by_key.push_front(chain(key, state.chains), at);
@@ -160,7 +160,7 @@ impl ShareIndex for OneLock {
 
     fn note_users(&self, _: u64, _: u64, _: u32) {}
 
-    /// Takes the entry of the block exclusively, once no other thread holds it.
+    /// Locks the entry of the block exclusively, once no other thread holds it.
     fn leave(&self, block: u64) {
         let mut state = self.state.lock();
         while let Some(at) = state.by_block.get(&block).copied() {

@@ -7,7 +7,8 @@
 
 /// Lists of the entries `0..entries`.
 pub(super) struct Rings {
-    /// Previous and next of each entry, then of each head.
+    /// The numbers of the previous and the next entry: for each entry, and then for each head of a
+    /// list.
     links: Vec<(u32, u32)>,
     entries: u32,
 }

@@ -29,7 +29,7 @@ fn collect(index: &dyn ShareIndex, key: u64) -> Vec<u64> {
     blocks
 }
 
-/// Uses the entry of a key, if there is one.
+/// Looks up a key, so that its entry is the most recently used one. Returns false without an entry.
 fn touch(index: &dyn ShareIndex, key: u64) -> bool {
     index.find(key, &mut |_| true).is_some()
 }
@@ -39,7 +39,7 @@ fn every_design_is_a_multimap() {
     for (name, index) in all(ENTRIES) {
         let (mut model, mut rng) = (BTreeSet::new(), Rng(4));
         for _ in 0..20_000 {
-            // A block has one content at a time.
+            // A block has one content at a time, so the model has at most one pair per block.
             let block = rng.below(40);
             let key = (block + rng.below(2)) % 5;
             match model.iter().find(|pair: &&(u64, u64)| pair.1 == block).copied() {
@@ -97,9 +97,9 @@ fn entry_that_a_finder_holds_is_not_forgotten_by_the_one_lock() {
     assert!(!touch(&index, 1));
 }
 
-/// Checks that a thread has the index entry of a block for itself between `leave` and `left`. Two
-/// threads call these again and again, as if they removed a user of the block. Two others look the
-/// block up meanwhile.
+/// Checks that a thread holds the index entry of a block exclusively between `leave` and `left`.
+/// Two threads call these again and again, as if they removed a user of the block. Two other
+/// threads look the block up meanwhile.
 #[test]
 fn thread_that_leaves_a_block_under_the_one_lock_has_it_alone() {
     use corewalk_base::primitives::atomic::{AtomicU64, Ordering};

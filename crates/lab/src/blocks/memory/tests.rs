@@ -14,13 +14,13 @@ pub(in crate::blocks) const FILES: usize = 40;
 /// A mistake of an index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::blocks) enum Fault {
-    /// It uses one key for all contents, which is allowed.
+    /// The index uses one key for all contents. A store must accept that.
     OneKey,
     NeverRemoves,
     NeverInserts,
 }
 
-/// The index of a store, with a mistake.
+/// The index of a store with a planted bug.
 pub(in crate::blocks) struct Faulty(MbcacheIndex, Fault);
 
 impl Faulty {
@@ -134,7 +134,7 @@ fn block_has_as_many_users_as_it_may_and_the_next_one_begins_another() {
         }
         (0..files).for_each(|file| store.set(0, file, b"the same"));
         assert_eq!(store.audit().unwrap(), 3, "{}", store.variant());
-        // One leaves a full block, which has room again.
+        // One file leaves a full block, so this block can get one user again.
         store.set(0, 0, b"another");
         store.set(0, files - 1, b"another");
         assert_eq!(store.audit().unwrap(), 3, "{}", store.variant());

@@ -36,7 +36,7 @@ pub(super) struct Work<'a> {
     pub(super) op: &'a str,
     pub(super) round: usize,
     pub(super) delay: Duration,
-    /// How long a repeated operation is repeated.
+    /// The time for which an operation is repeated.
     pub(super) limit: Duration,
     pub(super) sizes: Sizes,
     pub(super) counters: &'a dyn Fn() -> anyhow::Result<Counters>,
@@ -63,7 +63,8 @@ pub(super) fn is_repeated(op: &str) -> bool {
 }
 
 impl Sizes {
-    /// Returns the sizes, in proportion to the seconds of the settings.
+    /// Returns the numbers of directories, names and MiB, in proportion to the setting
+    /// `time_per_row`.
     pub(super) fn new(settings: &Settings) -> Sizes {
         let size = |quick, per_second: f64| {
             let full = (per_second * settings.time_per_row.as_secs_f64()).max(1.0);
@@ -195,7 +196,7 @@ impl Work<'_> {
     /// Repeats `step` until the time is over, but at most `most` times. `step` gets its number.
     ///
     /// # Errors
-    /// An error of `step`, or no step.
+    /// An error of `step`, or an error if `most` is 0.
     pub(super) fn repeat(
         &self,
         most: usize,
@@ -235,7 +236,7 @@ fn name(number: usize) -> String {
     format!("file-{number:06}")
 }
 
-/// Returns the MiB `number` of a file.
+/// Returns the content of MiB number `number` of a file.
 fn mib(number: usize) -> Vec<u8> {
     vec![number as u8; MIB]
 }

@@ -19,7 +19,7 @@ use crate::samples::Metric;
 const BUCKET: &str = "lab";
 /// The extended attribute with the counters of a mount of corewalk.
 const COUNTERS: &str = "user.corewalk.stat";
-/// The most bytes of the counters.
+/// Maximum length of the attribute with the counters, in bytes.
 const COUNTERS_BYTES: usize = 64 << 10;
 
 /// The running servers. Fields are dropped in order, so the database is stopped after the proxies.

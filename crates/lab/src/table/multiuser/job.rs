@@ -10,9 +10,9 @@
 use crate::files::{Files, User, make_path};
 use crate::table::prelude::*;
 
-/// Where headers are looked for, in this order.
+/// The directories where the compiler looks for headers, in this order.
 const INCLUDES: [&str; 3] = ["/usr/lib/gcc/include", "/usr/local/include", "/usr/include"];
-/// Headers there are.
+/// Number of all headers.
 const HEADERS: usize = 240;
 /// Headers that a unit includes.
 const INCLUDED: usize = 24;
@@ -32,7 +32,7 @@ struct Header {
 }
 
 impl Sources {
-    /// Makes everything that `users` users need.
+    /// Makes all files and directories that the jobs of `users` users need.
     ///
     /// # Errors
     /// If something cannot be made.
@@ -67,8 +67,8 @@ impl Sources {
         Ok(Sources(headers))
     }
 
-    /// Compiles the source files (units) of a user in turn until the slice is over. To compile one
-    /// is one operation, which is wrong if any answer is wrong.
+    /// Compiles the source files (units) of a user in turn until the slice is over. The compilation
+    /// of one file is one operation. It counts as wrong if any answer is wrong.
     pub(super) fn compile<U: User>(&self, session: &U, number: usize, turn: Turn<'_>) -> Laps {
         let [source, build] = directories(number);
         let names = |unit| [format!("{source}/unit-{unit:02}.c"), format!("unit-{unit:02}.o")];

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use rustix::fs::{major, minor, stat};
 
-/// The folder in which a new folder is a new tracing instance.
+/// The folder of the kernel's tracing instances. Making a folder in it makes an instance.
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 const EVENT: &str = "events/fuse/fuse_request_send";
 

@@ -8,8 +8,9 @@
 //!   which is part of its time.
 //!
 //! The store also commits every 5 seconds, and when a transaction has 32 MiB of records. So usually
-//! only the last value of a file is written to the database, as in Kara's measurement, whose runs
-//! were shorter than ext4's commit interval. More syncs would favour the designs that share blocks.
+//! only the last value of a file is written to the database, as in Kara's measurement. The runs
+//! there were shorter than ext4's commit interval. More syncs would favour the designs that share
+//! blocks.
 //!
 //! The store on disk is in the host's tmpfs, since Kara's measurement used a ramdisk.
 //!
@@ -26,14 +27,14 @@ use std::time::Instant;
 /// result row. On disk a run of four processes must have time for 50,000 changes by each.
 const SHARE_OF_TIME: f64 = 0.2;
 const SHARE_ON_DISK: f64 = 0.75;
-/// A store on disk or in a tmpfs gets this many times the rounds of one in memory, in a quick and
-/// in a full run. Its results vary by a quarter if other programs use the processor's caches.
+/// Factor of the number of rounds for a store on disk or in a tmpfs, in a quick and in a full run.
+/// Its results vary by a quarter if other programs use the processor's caches.
 const REPEATED: (usize, usize) = (1, 3);
 /// An estimate for stores on disk: how many attribute values all processes together set per second.
 /// It determines how many values a run sets. The real rate is between a third of it and three times
 /// as high.
 const EXPECTED_SETS_PER_S: f64 = 2_000_000.0;
-/// The least and the most sets of a process on disk.
+/// Minimum and maximum number of attributes that a process sets on disk.
 const SETS: [usize; 2] = [200, 50_000];
 
 /// Returns the parameters for one kind of store: the numbers of files per process, and of different

@@ -24,7 +24,8 @@ use corewalk_store::NoSharing;
 /// Files and values.
 type Sizes = &'static [(usize, usize)];
 const SIZES: (Sizes, Sizes) = (&[(100, 10), (1100, 1)], &[(1000, 10), (4000, 1)]);
-/// The measured variants. Other rows show that the other designs take as many blocks as corewalk.
+/// The measured variants. The other designs are left out, because other rows show that they take as
+/// many blocks as corewalk.
 const WHO: [&str; 2] = ["corewalk", BASELINE];
 /// The name of the parameter that says how bytes were counted.
 const COUNTED: &str = "counted";
@@ -33,7 +34,7 @@ const COUNTED: &str = "counted";
 const BY_STATISTICS: &str = "statistics";
 const ON_DISK: &str = "database";
 
-/// Measures what attributes take.
+/// Measures the disk space that attributes take.
 ///
 /// # Errors
 /// If a store fails, or `fsck` finds something.
