@@ -131,7 +131,8 @@ impl Bench {
         self.vfs.getattr(inode).must("getattr")
     }
 
-    /// Evicts the cache first, so that the back end answers.
+    /// Checks that `text` in `dir` is a regular file with the content `wanted`. Evicts the cache
+    /// first, so that the back end answers.
     pub(crate) fn has_content(&self, dir: &InodeRef<'_>, text: &str, wanted: &[u8]) -> Checked {
         self.cool();
         let file = self.find(dir, text)?;

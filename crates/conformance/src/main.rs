@@ -10,7 +10,8 @@ use std::time::Duration;
 use clap::Parser;
 use corewalk_conformance::{Mounted, Outcome, Report};
 
-/// The exit status if no check failed but one could not run. automake uses it for a skipped test.
+/// The exit status if no check failed, but a check could not run. In automake it means that a test
+/// was skipped.
 const SKIPPED_STATUS: u8 = 77;
 
 const AFTER_HELP: &str = "\
@@ -39,7 +40,7 @@ Exit status: 0 all checks passed, 1 a check failed, 2 invalid command line,
 #[derive(Debug, Parser)]
 #[command(version, after_help = AFTER_HELP)]
 struct Args {
-    /// A directory of the file system. All of the path must be open to all users.
+    /// A directory of the file system. All users must have access to its whole path.
     #[arg(required_unless_present = "list")]
     dir: Option<PathBuf>,
 
@@ -47,11 +48,13 @@ struct Args {
     #[arg(long, value_name = "CHECK[:PART]", value_parser = known)]
     only: Vec<String>,
 
-    /// Leave this check out, or accept failures of this part of it. May be given several times.
+    /// Leave this check out, or accept failures of this part of a check. May be given several
+    /// times.
     #[arg(long, value_name = "CHECK[:PART]", value_parser = known)]
     except: Vec<String>,
 
-    /// About how many calls the storm makes, and how many operations each run of fsx.
+    /// The approximate number of calls of the storm, and the number of operations of each run of
+    /// fsx.
     #[arg(long, default_value_t = 20_000)]
     operations: u64,
 
@@ -59,7 +62,7 @@ struct Args {
     #[arg(long, default_value_t = 6)]
     threads: usize,
 
-    /// The seed of all random choices; by default made from the time. The report has it.
+    /// The seed of all random choices, by default made from the time. The report shows the seed.
     #[arg(long, value_parser = number)]
     seed: Option<u64>,
 

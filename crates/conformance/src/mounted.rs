@@ -1,5 +1,5 @@
-//! The checks of a mounted file system. They make system calls, so the file system may be any one:
-//! a back end of corewalk, another FUSE server, or a file system of the kernel.
+//! The checks of a mounted file system. They make system calls, so they can check any file system.
+//! It may be a back end of corewalk, another FUSE server, or a file system of the kernel.
 //!
 //! Each check works in a new directory of the file system, which it removes at the end. If a check
 //! fails, the directory stays.
@@ -39,7 +39,7 @@ const WITH_PARTS: [&str; 2] = ["pjdfstest", "fsx"];
 /// A test suite for a mounted file system.
 ///
 /// The checks `pjdfstest` and `fsx` run programs of other projects. The suite installs them with
-/// `cargo install` into the folder for programs, which takes some minutes at the first time.
+/// `cargo install` into the folder for programs, which takes some minutes the first time.
 ///
 /// `pjdfstest` needs root: without it, a third of its tests are skipped. The tests make calls as
 /// several users, so mount with `allow_other`. Also mount with `dev` and `suid`, if the file system
@@ -65,7 +65,7 @@ pub struct Mounted {
 struct Task {
     program: PathBuf,
     folder: PathBuf,
-    /// The logs of the check, outside of the tested file system.
+    /// The folder with the logs of the check, outside of the tested file system.
     work: PathBuf,
     limit: Duration,
     settings: Settings,
@@ -198,7 +198,8 @@ impl std::fmt::Debug for Mounted {
     }
 }
 
-/// Sockets have a limited path length, so the name is short.
+/// Makes a new folder, whose name is `prefix` and a number. The name is short, because the path of
+/// a socket has a limited length.
 fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     let mut number = 0;
     loop {
@@ -210,8 +211,9 @@ fn new_folder(dir: &Path, prefix: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// A run holds a lock in the directory of its logs, and a later run removes directories without a
-/// lock. Process ids would be ambiguous, since several pid namespaces may use the folder.
+/// Makes a folder for the logs of this run, and locks it until the run ends. Removes the folders of
+/// ended runs, whose locks are free. A process id could not tell whether a run has ended, since
+/// several pid namespaces may use `programs`.
 fn new_work_folder(programs: &Path) -> io::Result<(PathBuf, File)> {
     let locked = |path: PathBuf| {
         let file = File::create(path)?;

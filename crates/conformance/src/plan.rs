@@ -14,7 +14,8 @@ use crate::answer::{Checked, Stop};
 use crate::report::{Outcome, Report};
 
 const OPERATIONS: u64 = 20_000;
-/// The storm has five roles. Each has one thread, and the role of the publisher has a second one.
+/// The default number of threads of the storm. The storm has five roles: the publisher has two
+/// threads, each other role has one.
 const THREADS: usize = 6;
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
@@ -51,7 +52,8 @@ impl Plan {
         }
     }
 
-    /// If the result is empty, the whole check runs.
+    /// Returns the parts of `check` that the run is limited to. If there are none, the whole check
+    /// runs.
     pub(crate) fn only_parts(&self, check: &str) -> Vec<String> {
         self.only.iter().filter_map(|name| part(name, check)).map(str::to_owned).collect()
     }
@@ -62,8 +64,8 @@ impl Plan {
         self.except.iter().filter_map(part).collect()
     }
 
-    /// `run` runs the check of the given name. Only checks in `with_parts` may be named with a
-    /// part: `CHECK:PART`.
+    /// Runs the selected checks of `all`, and reports their outcomes. `run` runs the check of the
+    /// given name. Only checks in `with_parts` may be named with a part: `CHECK:PART`.
     ///
     /// # Panics
     /// If `only` or `except` names a check that does not exist, or `run` panics.
@@ -166,7 +168,7 @@ macro_rules! plan_setters {
             self
         }
 
-        /// Runs only the check with this name. Further calls of this method add further checks.
+        /// Runs only the check with this name. Each further call adds another check.
         #[must_use]
         pub fn only(mut self, check: &str) -> Self {
             self.plan.only.push(check.to_owned());

@@ -16,8 +16,8 @@
 //! Each thread changes only names of its own, so each call has exactly one right answer. The
 //! threads end after a fixed number of calls.
 //!
-//! A storm runs on a [`Tree`]: through a `Vfs` over a back end (the check `storm` of a `Suite`), or
-//! by system calls in a directory (`Mounted`).
+//! A storm runs on a [`Tree`]. It calls a `Vfs` over a back end (the check `storm` of a `Suite`),
+//! or makes system calls in a directory (`Mounted`).
 //!
 //! The storm finds, for example, a back end that uses a path after a rename has made it invalid
 //! (trap X1 in `traps.md`).
@@ -39,10 +39,10 @@ pub(crate) const DIRS: [&str; 4] = ["a", "a/d", "a/d/e", "s"];
 pub(crate) const WORK_DIR: &str = "a/d/e";
 
 const ROLES: usize = 5;
-/// No thread changes these files, so each listing must have all of them.
+/// Number of files that no thread changes. Each listing must have all of them.
 const FIXED: u64 = 32;
-/// Each thread makes at least one turn per this number of calls of the storm, so that slow threads
-/// do their part.
+/// Each thread makes at least one turn (one step of its role) per this number of calls of the
+/// storm. So slow threads do their part, too.
 const CALLS_PER_TURN: u64 = 200;
 const TURNS_MIN: u64 = 4;
 const LIST_PAGE: usize = 128;
@@ -104,7 +104,7 @@ struct Storm<'t, T> {
     settings: Settings,
     has_exchange: bool,
     has_links: bool,
-    /// `NoReplace` if the file system has that mode, else `Replace`.
+    /// The mode of renames to unused names: `NoReplace` if the file system has it, else `Replace`.
     to_free_name: RenameMode,
     calls: AtomicU64,
     unfinished: AtomicU64,
@@ -152,8 +152,8 @@ pub(crate) fn run(tree: &impl Tree, settings: Settings) -> Checked {
     for outcome in outcomes {
         match outcome {
             Ok(files) => kept.extend(files),
-            // A storm uses only calls that the file system has supported before. So a refusal as
-            // unsupported is a failure.
+            // The file system has supported each of these calls before. So a refusal as unsupported
+            // is a failure.
             Err(Stop::Failed(why) | Stop::Skipped(why)) if why != STOPPED => {
                 return Stop::failed(why);
             }
@@ -235,8 +235,7 @@ impl<'t, T: Tree> Storm<'t, T> {
         self.is_stopped.load(Ordering::Relaxed)
     }
 
-    /// At the end, the tree must have exactly the files in `kept`, and those that no thread
-    /// changes.
+    /// Checks that the tree has exactly the files in `kept` and the files that no thread changes.
     fn check_end(&self, kept: &Kept) -> Checked {
         let tree = self.tree;
         tree.cool();

@@ -15,7 +15,7 @@ pub(crate) struct OpenFile<'b> {
 }
 
 impl Bench {
-    /// Opens a file, for writing too if the back end can.
+    /// Opens a file for reading, and also for writing if the back end permits that.
     pub(crate) fn open<'b>(&'b self, inode: &InodeRef<'b>) -> Checked<OpenFile<'b>> {
         let opened = match self.vfs.open(&self.cred, inode, O_RDWR, May::READ | May::WRITE) {
             Err(Errno::ROFS | Errno::ACCESS | Errno::PERM) => {
@@ -68,8 +68,8 @@ impl OpenFile<'_> {
                 return Ok(content);
             }
             content.extend_from_slice(&page);
-            // Meanwhile, a check extends the file to at most twice its size. If the reads return
-            // more, the back end reports no end of the file.
+            // Between these reads, another thread may extend the file to at most twice its size. If
+            // the reads return more bytes, the back end reports no end of the file.
             let limit = 2 * size + READ_BYTES as u64;
             ensure(content.len() as u64 <= limit, || {
                 format!("reads return more than {limit} bytes of a file of {size} bytes")

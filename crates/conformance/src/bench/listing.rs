@@ -14,7 +14,7 @@ const PAGE: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: Vec<u8>,
-    /// The inode number, or 0 if neither the back end nor the cache knows it.
+    /// The inode number of the entry, or 0 if neither the back end nor the cache knows it.
     pub(crate) ino: u64,
     pub(crate) kind: FileKind,
     pub(crate) cookie: u64,
@@ -37,8 +37,8 @@ impl Bench {
         self.list_from(dir, 0, PAGE, &mut |_| Ok(()))
     }
 
-    /// Calls `between` with all entries so far after each page. The cookies must be unique and not
-    /// 0.
+    /// Lists `dir` after the cookie `cookie`, in pages of at most `page` entries. Calls `between`
+    /// after each page, with all entries so far. Checks that the cookies are unique and not 0.
     pub(crate) fn list_from(
         &self,
         dir: &InodeRef<'_>,
@@ -68,7 +68,8 @@ impl Bench {
         }
     }
 
-    /// Like a server with a full reply buffer, the callback refuses entries after `page` of them.
+    /// Returns a page of `dir`: at most `page` entries after the cookie `cookie`. The callback
+    /// refuses further entries, like a server with a full reply buffer.
     fn page(&self, dir: &InodeRef<'_>, cookie: u64, page: usize) -> Checked<Vec<Entry>> {
         let (mut found, mut calls) = (Vec::new(), 0_usize);
         let listed = self.vfs.readdir(dir, cookie, &mut |entry| {

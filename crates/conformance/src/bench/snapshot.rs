@@ -22,7 +22,8 @@ struct State {
 pub(crate) struct Snapshot(BTreeMap<String, State>);
 
 impl Bench {
-    /// Evicts the cache first, so that the back end answers.
+    /// Returns the state of each file in the tree. Evicts the cache first, so that the back end
+    /// answers.
     pub(crate) fn snapshot(&self) -> Checked<Snapshot> {
         self.cool();
         let mut files = BTreeMap::new();
@@ -60,7 +61,7 @@ impl Bench {
         self.fs.root().must("root").map(|attr| attr.ino != 0)
     }
 
-    /// A call that fails must leave the whole tree unchanged.
+    /// Checks that `call` fails with an error of `wanted`, and leaves the whole tree unchanged.
     pub(crate) fn fails<T>(
         &self,
         what: &str,

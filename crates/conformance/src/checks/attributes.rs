@@ -7,8 +7,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::Bench;
 
-/// Long ago, so that each later change has a newer time. Whole seconds, because some back ends
-/// store no fractions.
+/// A time long ago, so that each later change of a file has a newer time. It has whole seconds,
+/// because some back ends store no fractions.
 const PAST: Timespec = Timespec { secs: 1_000_000_000, nanos: 0 };
 
 fn change(bench: &Bench, inode: &InodeRef<'_>, set: &SetAttr, what: &str) -> Checked<Attr> {
@@ -54,7 +54,7 @@ pub(super) fn set(bench: &Bench) -> Checked {
     ensure_eq("the size, found again,", bench.attr(&bench.find(&root, "f")?)?.size, 100)
 }
 
-/// Beyond the largest file offset of Linux.
+/// A file size beyond the largest file offset of Linux, so that a back end may refuse it.
 const TOO_LARGE: u64 = 1 << 63;
 
 pub(super) fn all_or_none(bench: &Bench) -> Checked {

@@ -149,7 +149,7 @@ pub(super) fn opened(bench: &Bench) -> Checked {
     bench.rename((&root, "f"), (&dir, "g"), RenameMode::Replace).needs("rename")?;
     same("the open file after its rename", &content)?;
     bench.rename((&root, "dir"), (&root, "moved"), RenameMode::Replace).must("rename")?;
-    // Another file under the old name must not change the open one.
+    // The open file was renamed from `f`. A new file `f` must not change it.
     bench.file(&root, "f", b"another")?;
     same("the open file after a rename of its directory", &content)?;
     handles[0].write(0, b"written")?;

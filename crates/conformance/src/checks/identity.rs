@@ -50,7 +50,7 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
         } else {
             bench.unlink(&root, "f").must("remove")?;
         }
-        // With rare evictions, the cache forgets several inodes together.
+        // Evict only rarely, so that the cache forgets several inodes together.
         if round % 3 == 0 {
             bench.cool();
         }
@@ -61,7 +61,7 @@ pub(super) fn numbers(bench: &Bench) -> Checked {
 pub(super) fn unlinked(bench: &Bench) -> Checked {
     let (root, content) = (bench.root(), pattern(1, 10_000));
     let file = bench.file(&root, "f", &content)?;
-    // A back end that only knows paths keeps a removed file only while it is open.
+    // A back end by path keeps a removed file only while the file is open.
     let open = bench.open(&file)?;
     bench.unlink(&root, "f").needs("remove")?;
     bench.is_absent(&root, "f")?;
@@ -85,8 +85,8 @@ pub(super) fn unlinked(bench: &Bench) -> Checked {
     stays_usable(bench, &closed, &open, &content)
 }
 
-/// An unlinked file must stay usable. In the end it has the first 50 bytes of `content`, and 50
-/// zeros.
+/// Checks that an unlinked file can still be read, written and truncated. Leaves the first 50 bytes
+/// of `content` in the file, and then 50 zeros.
 fn stays_usable(
     bench: &Bench,
     file: &InodeRef<'_>,

@@ -17,7 +17,8 @@ use crate::bench::{Bench, Entry};
 const ENTRIES: usize = 300;
 const COOKIES_MAX: usize = 40;
 
-/// A read-only back end keeps the files that it has.
+/// Makes files in the tree, among them a directory with [`ENTRIES`] files. Makes none in a
+/// read-only back end, which is checked with the files that it has.
 fn populate_large(bench: &Bench) -> Checked {
     populate(bench)?;
     let made = || -> Checked {
@@ -90,8 +91,8 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     let mut turn = 0;
     let mut goes: Vec<String> = (0..STAY).map(|number| format!("go{number}")).collect();
     let mut change = |listed: &[Entry]| -> Checked {
-        // A listing may include new files, so it would never end if each page were followed by a
-        // new file.
+        // Change nothing more once all these files are removed. A listing may include new files, so
+        // it would never end if each page were followed by a new file.
         if goes.is_empty() {
             return Ok(());
         }
@@ -129,7 +130,8 @@ fn changes_of(bench: &Bench, dir: &InodeRef<'_>, page: usize) -> Checked {
     Ok(())
 }
 
-/// If old cookies still work, a listing from each has the same unchanged entries in the same order.
+/// Checks listings that continue from every fifth old cookie. Each must have the unchanged entries
+/// behind the cookie, in the same order as before.
 fn order_is_kept(bench: &Bench, dir: &InodeRef<'_>, before: &[Entry]) -> Checked {
     let staying = |entries: &[Entry]| -> Vec<String> {
         names(entries).into_iter().filter(|name| name.starts_with("stay")).collect()

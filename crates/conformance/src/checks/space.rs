@@ -6,8 +6,8 @@ use super::tree::pattern;
 use crate::answer::{Answer, Checked, Stop, ensure, ensure_bytes, ensure_eq, is_unsupported};
 use crate::bench::{Bench, OpenFile};
 
-/// A file may use so many bytes of disk space beyond twice its size, for preallocation and for the
-/// rest of a large block.
+/// Maximum number of bytes of disk space that a file may use beyond twice its size. This margin
+/// allows for preallocation and for the rest of a large block.
 const BESIDE_BYTES: u64 = 16 << 20;
 /// Ranges for fallocate(2) are multiples of this number of bytes, which is a multiple of each usual
 /// block size.

@@ -10,8 +10,8 @@ const DIRS_MAX: usize = 200;
 const FILES_MAX: usize = 2_000;
 const FILE_BYTES: usize = 1_300_000;
 
-/// Returns bytes that depend on `number` and on the offset, so that bytes of another file or place
-/// are noticed. None is 0.
+/// Returns `len` bytes other than 0. They depend on `number` and on the offset, so that a check
+/// notices bytes of another file or of another offset.
 pub(crate) fn pattern(number: u64, len: usize) -> Vec<u8> {
     let byte = |at: usize| {
         let mixed = (at as u64 / 7 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -20,7 +20,8 @@ pub(super) const PROGRAM: Program = Program { name: "fsx", version: "0.3.2" };
 
 pub(super) const PARTS: [&str; 2] = ["mapped", "unmapped"];
 
-/// posix_fallocate(3) refuses a length of 0, so each operation has at least one byte.
+/// The configuration of fsx. Each operation has at least one byte, since posix_fallocate(3) refuses
+/// a length of 0.
 const CONFIG: &str = "
 flen = 1048576
 [opsize]
@@ -85,7 +86,8 @@ fn run_one(task: &Task, name: &str, config: &str) -> Checked {
     })
 }
 
-/// fsx takes it for a failure if the file system cannot punch a hole.
+/// Returns true if the file system can punch holes into files. If it cannot, fsx must not try,
+/// because fsx would report a failure.
 fn has_holes(task: &Task) -> Checked<bool> {
     let path = task.folder.join("hole");
     let made =

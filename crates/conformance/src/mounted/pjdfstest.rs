@@ -53,8 +53,8 @@ struct Tests {
     skipped: BTreeMap<String, Vec<String>>,
 }
 
-/// Runs the tests whose names contain a word of `only`, or all. Tests with a word of `except` may
-/// fail.
+/// Runs the tests whose names contain a word of `only`, or all tests if `only` is empty. Accepts
+/// failures of tests whose names contain a word of `except`.
 pub(super) fn check(task: &Task) -> Checked<String> {
     let program = &task.program;
     let users = users()?;
@@ -184,7 +184,8 @@ fn users() -> Checked<[User; 2]> {
     found.try_into().map_err(none)
 }
 
-/// Otherwise most tests would fail without naming the reason.
+/// Checks that `user` can access the tested directory. Otherwise most tests would fail without
+/// naming the reason.
 fn is_reachable(task: &Task, user: &User) -> Checked {
     let mut command = Command::new("stat");
     command.arg(&task.folder).current_dir("/").uid(user.uid).gid(user.gid);

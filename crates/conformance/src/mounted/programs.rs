@@ -22,7 +22,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::answer::{Answer, Checked, Stop};
 
 const INSTALL_LIMIT: Duration = Duration::from_secs(900);
-/// The package registry sometimes does not answer.
+/// How often the installation of a program is tried, because the package registry sometimes does
+/// not answer.
 const INSTALL_TRIES: u32 = 3;
 const LAST_LINES: usize = 4;
 pub(super) const KILL_LIMIT: Duration = Duration::from_secs(10);

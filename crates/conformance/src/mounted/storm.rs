@@ -25,8 +25,8 @@ use crate::storm::{self, DIRS, FileStat, Tree, TreeFile, WORK_DIR};
 /// directory of the suite.
 pub(super) type Invalidate = Arc<dyn Fn(&Path) + Send + Sync>;
 
-/// No file of a storm is that large. So if a read returns more bytes, reads report no end of the
-/// file.
+/// Maximum size of a file of the storm. If the reads of a file return more bytes, the file system
+/// reports no end of the file.
 const READ_BYTES_MAX: usize = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(1);
 

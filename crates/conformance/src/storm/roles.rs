@@ -38,8 +38,8 @@ pub(super) struct Worker<'s, 't, T: Tree> {
     held: Option<T::File<'t>>,
 }
 
-/// The content is the version number and some bytes. They depend on the version and on the
-/// publisher, so that a reader notices wrong ones.
+/// Returns the content of a published file: the version number and some bytes. They depend on the
+/// version and on the publisher, so that a reader notices wrong bytes.
 fn version_content(publisher: usize, version: u64) -> Vec<u8> {
     let len = (version * 977 + 13 * publisher as u64) % VERSION_BYTES;
     let body = pattern(version << 8 | publisher as u64, len as usize);
@@ -159,8 +159,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("the open file {name:?}"), &file.read_all()?, &content)
     }
 
-    /// The new file is renamed or linked to the name under which it stays. At most [`KEPT_MAX`]
-    /// files stay, so an old one is removed.
+    /// Renames or links the new file `name` to the name under which it stays. Removes an old file,
+    /// so that at most [`KEPT_MAX`] files stay.
     fn keep(&mut self, turn: u64, name: &str, content: &[u8], file: &T::File<'t>) -> Checked {
         let kept_name = |turn: u64| format!("kept{}-{turn}", self.number);
         let (other, old) = (kept_name(turn), turn.checked_sub(KEPT_MAX * MADE_PER_KEPT));
@@ -231,8 +231,8 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         self.read_version(publisher)
     }
 
-    /// The content must be complete. Its version must be at least the last one that was published
-    /// before the lookup.
+    /// Reads the published file of `publisher`, whose content must be complete. Its version must be
+    /// at least the last one that was published before the lookup.
     fn read_version(&self, publisher: usize) -> Checked {
         // ORDERING: Relaxed. An older number than the one that `publish` stored last only makes the
         // check weaker.
@@ -251,7 +251,7 @@ impl<'s, 't, T: Tree> Worker<'s, 't, T> {
         ensure_bytes(&format!("version {version} of {name:?}"), &found, &wanted)
     }
 
-    /// Each file that no thread changes must be listed exactly once.
+    /// Checks that a listing has each file that no thread changes exactly once.
     fn lists_fixed(&self, page: usize) -> Checked {
         let mut names = self.storm.tree.list(page)?;
         names.retain(|name| name.starts_with("fixed"));

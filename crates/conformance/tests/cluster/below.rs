@@ -63,8 +63,8 @@ fn file_system_below_stays_mounted_and_no_name_is_old() {
     let tmpfs = Tmpfs::mount(&place);
     fs::write(writer.path().join("e/second"), "").expect("the file is made");
     assert!(second.exists());
-    // The server lets the kernel cache no names now. So a change needs no drop of names, and does
-    // not wait.
+    // The server now lets the kernel cache no names. So a change need not drop a name from the
+    // kernel's cache, and does not wait.
     let (took, dropped) = change_after_look(&reader, &writer, "third");
     assert!(took < LEASE / 2 && dropped == 0, "{took:?} {dropped}");
     assert_ne!(device(&place), device(reader.path()), "the tmpfs is still mounted");

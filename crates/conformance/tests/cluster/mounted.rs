@@ -21,13 +21,13 @@ use crate::model::{NAMES, Op, Ret};
 
 pub(crate) const KEPT: u32 = 4;
 const PATHS: [&str; NAMES] = ["d/a", "e/a", "d/b", "e/b"];
-/// How often a call is repeated after [`Errno::STALE`], with which the kernel may refuse a link by
-/// mistake.
+/// How often a call is tried again after [`Errno::STALE`]. A link fails with this error if the
+/// kernel may have refused it by mistake.
 const TRIES: usize = 1000;
 
 pub(crate) struct Mounted {
     server: Child,
-    /// Kept open, so that the process can print.
+    /// The output of the server process. It is kept open, so that the process can print.
     _output: BufReader<ChildStdout>,
     path: TempDir,
 }
@@ -78,7 +78,7 @@ impl Mounted {
         Mounted::run(Command::new(program), url, lease, flaw)
     }
 
-    /// The network namespace `name` is one of ip-netns(8).
+    /// Mounts in a process that is in the network namespace `name` of ip-netns(8).
     pub(crate) fn in_network(name: &str, url: &str, lease: Duration) -> Mounted {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{name}"));
@@ -148,7 +148,8 @@ impl Drop for Mounted {
             let _ = self.server.kill();
         }
         let _ = self.server.wait();
-        // Only a killed process has left its mount behind.
+        // A killed process has left its mount behind. In all other cases umount(8) fails without
+        // harm.
         let quiet = || Stdio::null();
         let _ = Command::new("umount").arg("-l").arg(self.path()).stderr(quiet()).status();
     }
@@ -159,7 +160,8 @@ fn kept(owner: u32) -> String {
     format!("{dir}/kept{owner}")
 }
 
-/// The device number of a node never changes, so it can tell the owner.
+/// Makes a character device whose minor number is `owner`. The number never changes, so it tells
+/// the owner.
 fn make_node(path: &Path, owner: u32) -> Result<(), Errno> {
     let device = rustix::fs::makedev(1, owner);
     rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, device)
@@ -168,7 +170,7 @@ fn make_node(path: &Path, owner: u32) -> Result<(), Errno> {
 #[derive(Debug)]
 pub(crate) struct Place {
     parent: PathBuf,
-    /// Descriptors of inodes, which need no path.
+    /// A descriptor of each kept file, so that calls reach its inode without a path.
     kept: Vec<File>,
 }
 
@@ -182,7 +184,8 @@ impl Place {
         format!("/proc/self/fd/{}", self.file(owner).as_raw_fd())
     }
 
-    /// Returns None if the server of the mount is gone. Then the call may have been made or not.
+    /// Makes the call `op` on the mount. Returns None if the server of the mount is gone. Then the
+    /// call may or may not have taken effect.
     pub(crate) fn call(&self, op: Op) -> Option<Ret> {
         let mut last = Errno::STALE;
         for _ in 0..TRIES {

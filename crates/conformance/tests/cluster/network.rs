@@ -13,7 +13,8 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Returns None, after a call of [`skip`], if the kernel forbids networks.
+    /// Makes `machines` network namespaces, and connects them by a bridge. If the kernel forbids
+    /// that, calls [`skip`] and returns None.
     #[track_caller]
     pub(crate) fn new(machines: usize) -> Option<Network> {
         let network = Network { id: std::process::id(), machines };
@@ -47,7 +48,8 @@ impl Network {
         format!("cwv{}.{number}", self.id)
     }
 
-    /// Packets are lost while the link of a machine is cut.
+    /// Sets the link of a machine up, or cuts it. While a link is cut, the packets of the machine
+    /// are lost.
     pub(crate) fn set_link(&self, number: usize, is_up: bool) {
         run(&format!("link set {} {}", self.link(number), if is_up { "up" } else { "down" }));
     }

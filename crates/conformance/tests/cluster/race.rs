@@ -32,7 +32,8 @@ pub(crate) fn mount<const N: usize>(site: &Site, flaws: [&str; N]) -> [Mounted; 
     flaws.map(|flaw| Mounted::new(&site.url, LEASE, flaw))
 }
 
-/// A mount learns from its next renewal that there is another mount.
+/// Waits until each mount knows of the other mounts. A mount learns of another one at its next
+/// renewal.
 pub(crate) fn wait_for_company() {
     thread::sleep(LEASE);
 }
@@ -50,8 +51,8 @@ fn race<const N: usize>(flaws: [&str; N], rounds: usize) -> Option<Result<usize,
     Some(done)
 }
 
-/// On a busy machine, a flaw may need more than one race to be caught. Returns true if the machine
-/// cannot mount.
+/// Returns true if a race shows the planted `flaw`, or if the machine cannot mount. Runs up to four
+/// races, since on a busy machine one may not show the flaw.
 fn is_caught(flaw: &str) -> bool {
     (0..4).any(|_| race(["none", flaw], 300).is_none_or(|done| done.is_err()))
 }
@@ -123,7 +124,8 @@ fn stop_time() -> Duration {
     seconds.map_or(LEASE * 2, Duration::from_secs)
 }
 
-/// The disturbances. Each but the last one concerns the third mount.
+/// The disturbances of a round. The third mount is stopped, killed or cut off, or the database
+/// server crashes.
 #[derive(Clone, Copy, Debug)]
 enum Disturbance {
     /// SIGSTOP, and after [`stop_time`] SIGCONT.
@@ -136,8 +138,8 @@ enum Disturbance {
     Crash,
 }
 
-/// In every twentieth round, one of the disturbances happens, and the calls of the round are spread
-/// over its time.
+/// Runs races of three mounts. In every twentieth round a disturbance happens, and the calls of the
+/// round are spread over the time of the disturbance.
 #[test]
 fn histories_of_disturbed_mounts_are_linearizable() {
     use Disturbance::{Crash, Cut, Kill, Stop};

@@ -16,11 +16,11 @@ pub(crate) const CALLS: usize = 50;
 
 pub(crate) struct Run {
     pub(crate) rounds: usize,
-    /// The number of the first round. No two rounds of a site may have the same.
+    /// The number of the first round. No two rounds in one file system may have the same number.
     pub(crate) first: usize,
-    /// The longest pause between two calls.
+    /// Maximum of the random pauses between two calls of a thread. They spread the calls over time.
     pub(crate) pace: Duration,
-    /// Percentages of calls that are changes. The rounds use them in turn.
+    /// The percentages of changes among the calls of a round. Round `n` uses the entry `n % 3`.
     pub(crate) changes: [u64; 3],
     pub(crate) reader: Option<usize>,
     rng: Rng,
@@ -31,8 +31,9 @@ impl Run {
         Run { rounds, first: 0, pace, changes: [3, 15, 60], reader: None, rng: Rng::new(seed) }
     }
 
-    /// Calls `disturb` during each round, and `repair` after it. Returns the number of calls, or a
-    /// report of the first history that is not linearizable.
+    /// Runs the rounds, and checks that the history of each is linearizable. Calls `disturb` during
+    /// each round, and `repair` after it. Returns the number of calls, or a report of the first
+    /// history that is not linearizable.
     pub(crate) fn race(
         &self,
         mounts: &mut [Mounted],

@@ -55,7 +55,7 @@ fn hostfs_passes() {
     let report = Suite::new(new).with_owner(uid, gid).run();
     println!("{report}");
     report.assert();
-    // Other features depend on the file system of the machine.
+    // These checks must pass on all machines. Other features depend on the machine's file system.
     for check in ["content", "rename_exchange", "hard_links", "unlinked", "storm"] {
         assert_eq!(report.outcome(check), Some(&Outcome::Passed), "{report}");
     }

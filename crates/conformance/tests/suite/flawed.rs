@@ -43,8 +43,7 @@ pub(crate) enum Flaw {
 
 #[derive(Default)]
 struct Numbers {
-    /// `shown` maps the inode numbers of the tmpfs to those that clients see, and `inner` maps them
-    /// back.
+    /// For each inode number of the tmpfs, the number that clients see. `inner` is the reverse map.
     shown: HashMap<u64, u64>,
     inner: HashMap<u64, u64>,
     removed: HashSet<u64>,
@@ -133,7 +132,7 @@ impl Flawed {
 
     /// For [`Flaw::LostUpdate`]: removes the files that were made in `dir` during a rename.
     fn lose_made(&self, dir: u64) {
-        // Other threads get the time to make files.
+        // Give other threads the time to make files.
         thread::sleep(Duration::from_micros(50));
         let mut renames = self.renames.lock();
         renames.running -= 1;

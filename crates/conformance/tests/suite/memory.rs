@@ -13,7 +13,7 @@ use corewalk_base::Mutex;
 const SIZE_MAX: u64 = 1 << 30;
 
 pub(crate) struct Memory {
-    /// Protected by its own mutex. The root has the empty path.
+    /// All files and directories by path, protected by its own mutex. The root has the empty path.
     files: Mutex<BTreeMap<PathBuf, File>>,
 }
 

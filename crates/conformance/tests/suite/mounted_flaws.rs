@@ -1,5 +1,5 @@
-//! Each check of a mounted file system must find a planted bug: in the file system, or in a program
-//! that changes files during the check.
+//! Each check of a mounted file system must find a planted bug. The bug is in the file system, or
+//! in a program that changes files during the check.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -25,7 +25,8 @@ fn run(flaw: Flaw, check: &str) -> Option<Report> {
     Some(report)
 }
 
-/// The check must also pass without the bug.
+/// Checks that `check` fails because of the bug `flaw`, with a report that contains `why`. The
+/// check must pass without the bug.
 fn is_found(flaw: Flaw, check: &str, why: &str) {
     let Some(report) = run(Flaw::None, check) else { return };
     report.assert();
@@ -40,7 +41,8 @@ fn has_failed(report: &Report, why: &str) {
     }
 }
 
-/// During the storm, a program calls `sabotage` again and again with the path of one of its files.
+/// Runs the check `storm`. Meanwhile `sabotage` is called again and again with the path of a file
+/// of the storm, as if by another program.
 fn storm_beside(sabotage: fn(&Path) -> std::io::Result<()>) -> Report {
     let dir = TempDir::new().expect("make a directory");
     let path = dir.path().to_owned();

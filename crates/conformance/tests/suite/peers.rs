@@ -24,8 +24,8 @@ use crate::site::Site;
 
 const ROUNDS: u64 = 20;
 
-/// Until a lease time has passed, the kernel of the first mount may keep its answers. So the second
-/// mount waits so long before its first change.
+/// The lease time. For this time, the kernel of the first mount may keep its answers. So the second
+/// mount waits for a lease time before its first change.
 const LEASE: Duration = Duration::from_secs(3);
 
 type Script = fn(&Path, &Path, u64) -> Result<(), String>;
@@ -73,8 +73,8 @@ fn create(path: &Path) -> io::Result<File> {
     File::options().write(true).create(true).truncate(false).open(path)
 }
 
-/// JuiceFS 6593: one client deleted a file, and another could not create it again. Its kernel used
-/// the cached name, and asked the server to open the deleted file.
+/// JuiceFS 6593: one client deleted a file, and another one could not create it again. The kernel
+/// of the second client used the cached name, and asked the server to open the deleted file.
 fn recreates_a_deleted_file(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let (here, there) = (a.join("file2"), b.join("file2"));
     done("open of A", create(&here))?;
@@ -87,8 +87,8 @@ fn recreates_a_deleted_file(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     ensure(!here.exists(), "A finds the removed file")
 }
 
-/// JuiceFS 6597: a client renamed a directory. Another one created a file in it by its old path,
-/// and the file was lost.
+/// JuiceFS 6597: a client renamed a directory. Another client created a file by the directory's old
+/// path, and the file was lost.
 fn creates_nothing_below_an_old_path(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let (active, backup) = (a.join("active"), b.join("backup"));
     done("mkdir of A", fs::create_dir(&active))?;
@@ -142,8 +142,8 @@ fn reads_appended_bytes(a: &Path, b: &Path, round: u64) -> Result<(), String> {
     ensure(end == expected[from..], "B read a wrong end")
 }
 
-/// JuiceFS 2774: a client removed a directory. Another one could still make a file in it, because
-/// its caches had the directory.
+/// JuiceFS 2774: a client removed a directory. Another client still had the directory in its
+/// caches, and could make a file in it.
 fn makes_nothing_in_a_removed_directory(a: &Path, b: &Path, _: u64) -> Result<(), String> {
     let there = b.join("test");
     done("mkdir of A", fs::create_dir(a.join("test")))?;

@@ -16,9 +16,9 @@ use corewalk_testkit::require::has_fuse;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-/// A longer test counts as hanging. A test may have to install programs.
+/// Time limit of a test, after which it counts as hanging. A test may have to install programs.
 const TEST_LIMIT: Duration = Duration::from_secs(1800);
-/// `cargo xtask suites` installs programs into the same folder.
+/// The folder for programs of other projects. `cargo xtask suites` installs programs there, too.
 const PROGRAMS: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../tools");
 
 /// Fields are dropped in order: first the mount, then its runtime, then its directory.
@@ -31,7 +31,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// If this machine cannot mount, prints a message and returns `None`.
+    /// Mounts `fs`. If this machine cannot mount, prints a message and returns `None`.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Option<Site> {
         if !has_fuse() {
             return None;
@@ -58,7 +58,7 @@ impl Site {
         let spawn = move |future: BoxedFuture| drop(handle.spawn(future));
         let server = Arc::new(AsyncServer::new(fs, options, spawn).expect("start the server"));
         let mut with = mount_options();
-        // Requests through fuser cannot reach an asynchronous back end.
+        // fuser cannot serve an asynchronous back end, so use `/dev/fuse` instead.
         if with.transport == Transport::Fuser {
             with = with.with_transport(Transport::Device);
         }
@@ -93,7 +93,7 @@ pub(crate) fn suite(dir: &Path) -> Mounted {
     Mounted::new(dir, PROGRAMS)
 }
 
-/// The environment variable `COREWALK_TRANSPORT` chooses the transport.
+/// Returns the mount options of a test. The variable `COREWALK_TRANSPORT` chooses the transport.
 fn mount_options() -> MountOptions {
     let transport = std::env::var("COREWALK_TRANSPORT").map_or(Transport::Auto, |name| {
         Transport::from_name(&name).expect("COREWALK_TRANSPORT is a transport")
