@@ -5,7 +5,8 @@
 //!
 //! If the new name is not cached, the rename does not know whether a file has this name. So it
 //! tells the back end not to replace a file. During a rename, other changes of the old or the new
-//! name wait. Lookups of either name wait only if it is not cached. No other operation waits.
+//! name wait. Lookups of either name wait only if it is not cached. Other operations do not wait,
+//! except calls by path (`paths`) and a move that would close a loop.
 //!
 //! Two concurrent moves of directories could put each directory below the other. So a move
 //! announces its new parent before it calls the back end, and checks all paths to the root over
