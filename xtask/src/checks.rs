@@ -35,10 +35,12 @@ const ARM_COMPILER: &str = "aarch64-linux-gnu-gcc";
 const ARM_EMULATOR: &str = "qemu-aarch64-static";
 const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 /// The crates whose unit tests take only seconds in an emulator.
-const ARM_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-mbcache"];
+const ARM_PACKAGES: [&str; 4] =
+    ["corewalk-base", "corewalk-sync", "corewalk-fuse-ring", "corewalk-mbcache"];
 
 /// The crates with unsafe code whose unit tests run under miri.
-const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
+const UNSAFE_PACKAGES: [&str; 4] =
+    ["corewalk-base", "corewalk-sync", "corewalk-fuse-ring", "corewalk-testkit"];
 /// The module whose tests are skipped under miri. It has no unsafe code, and would take two fifths
 /// of the time.
 const SAFE_MODULE: &str = "linearize::tests::";

@@ -13,11 +13,9 @@
 //! | [`OwnLine`], [`CachePadded`] | values on cache lines of their own |
 //! | [`WordPair`] | compare shared words two at a time |
 //! | [`errno_of`] | convert an error of the standard library into an errno |
-//! | [`waits_in_chown`] | tell whether another thread waits in chown(2) |
 //! | [`signal_is_ignored`] | tell whether this process ignores a signal |
 //! | [`heap`] | return freed memory to the system |
 //! | [`file_handle`], [`sysv`] | make system calls of the host that no well-kept crate has |
-//! | [`fuse_ring`], [`fuse_device`] | serve the requests of a FUSE mount through io_uring |
 //! | [`setters!`] | setters of structs that may get more fields |
 //! | `tally` | counts the outcomes of a loom model |
 //!
@@ -29,16 +27,12 @@
 //! # Unsafe code
 //!
 //! Each file with unsafe code gives the reason for it at the top. These files are `region`, `pair`,
-//! `futex`, `park`, `sysv`, `file_handle`, `heap`, `fuse_ring` with its `memory`, and
-//! `fuse_device`. No function of the interface is unsafe.
+//! `futex`, `park`, `sysv`, `file_handle` and `heap`. No function of the interface is unsafe.
 
 mod budget;
-mod chown_call;
 mod counter;
 mod errno;
 pub mod file_handle;
-pub mod fuse_device;
-pub mod fuse_ring;
 pub mod futex;
 pub mod heap;
 mod locks;
@@ -54,7 +48,6 @@ pub mod sysv;
 pub mod tally;
 
 pub use budget::Budget;
-pub use chown_call::waits_in_chown;
 pub use counter::ShardedCounter;
 pub use crossbeam_utils::CachePadded;
 pub use errno::errno_of;

@@ -5,16 +5,17 @@
 //! to a lower one. The test kit has no layer: it depends on none of the crates, and only tests and
 //! the lab depend on it.
 //!
-//! Four crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`.
+//! Five crates may have unsafe code. The others start with `#![forbid(unsafe_code)]`.
 //!
 //! Source: `ARCHITECTURE.md`; Asterinas, "a kernel crate may depend on lower layers".
 
 use super::{Finding, Manifest};
 use crate::source::RustFile;
 
-const LAYERS: [(&str, u32); 14] = [
+const LAYERS: [(&str, u32); 15] = [
     ("corewalk-base", 0),
     ("corewalk-sync", 1),
+    ("corewalk-fuse-ring", 1),
     ("corewalk-mbcache", 2),
     ("corewalk", 3),
     ("corewalk-ipc", 3),
@@ -54,8 +55,8 @@ const CORE_MODULES: [&str; 9] = [
 const TESTKIT: &str = "corewalk-testkit";
 const LAB: &str = "corewalk-lab";
 
-const UNSAFE_CRATES: [&str; 4] =
-    ["crates/base/", "crates/sync/", "crates/testkit/", "crates/ipc-preload/"];
+const UNSAFE_CRATES: [&str; 5] =
+    ["crates/base/", "crates/sync/", "crates/fuse-ring/", "crates/testkit/", "crates/ipc-preload/"];
 
 pub(super) fn dependencies(manifest: &Manifest) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use corewalk::{Errno, errno_of};
-use corewalk_base::fuse_device;
+use corewalk_fuse_ring::device;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::CWD;
 use rustix::io::FdFlags;
@@ -185,15 +185,15 @@ impl Device {
     /// set-user-ID and set-group-ID with each write.
     ///
     /// # Errors
-    /// As [`fuse_device::open_backing_file`]; the errors of capset(2).
+    /// As [`device::open_backing_file`]; the errors of capset(2).
     pub(crate) fn open_backing_file(&self, file: &OwnedFd) -> Result<BackingId, Errno> {
         let _dropped = DroppedFsetid::new()?;
-        let id = fuse_device::open_backing_file(self.0.as_fd(), file.as_fd())?;
+        let id = device::open_backing_file(self.0.as_fd(), file.as_fd())?;
         BackingId::new(id).ok_or(Errno::INVAL)
     }
 
     pub(crate) fn close_backing_file(&self, id: BackingId) -> Result<(), Errno> {
-        fuse_device::close_backing_file(self.0.as_fd(), id.get())
+        device::close_backing_file(self.0.as_fd(), id.get())
     }
 
     /// Returns the device from which one thread reads requests. It is a clone of the mounted
@@ -203,7 +203,7 @@ impl Device {
     /// `EMFILE`, `ENFILE`.
     pub(crate) fn channel(&self) -> std::io::Result<File> {
         match self.can_be_cloned() {
-            true => fuse_device::clone_fuse_device(self.0.as_fd()).map(File::from),
+            true => device::clone_fuse_device(self.0.as_fd()).map(File::from),
             false => self.0.try_clone(),
         }
     }

@@ -41,7 +41,7 @@
 
 use corewalk::attr::mode::{S_IFDIR, S_IFMT, S_ISGID, S_ISUID};
 use corewalk::{Attr, Caller, Caps, Cred, Errno, InodeRef, SetAttr};
-use corewalk_base::waits_in_chown;
+use corewalk_fuse_ring::waits_in_chown;
 
 use super::{Change, Server};
 use crate::credentials::{resolve, resolve_exactly, resolve_for_chown};

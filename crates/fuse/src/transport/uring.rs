@@ -31,9 +31,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::Errno;
-use corewalk_base::fuse_ring::{EntryId, FuseRing, RingRequest, RingWaker};
+use corewalk_base::Mutex;
 use corewalk_base::primitives::thread;
-use corewalk_base::{Mutex, fuse_device};
+use corewalk_fuse_ring::device::possible_cpus;
+use corewalk_fuse_ring::{EntryId, FuseRing, RingRequest, RingWaker};
 use rustix::thread::CpuSet;
 
 use super::device;
@@ -93,7 +94,7 @@ pub(super) fn rings(
     threads: usize,
     payload_bytes: usize,
 ) -> io::Result<Vec<Queues>> {
-    let count = fuse_device::possible_cpus()?;
+    let count = possible_cpus()?;
     let depth = if threads > usize::from(count) { 1 } else { DEPTH };
     (0..threads)
         .map(|thread| {

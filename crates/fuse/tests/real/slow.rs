@@ -7,10 +7,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use corewalk::Errno;
-use corewalk_base::fuse_device;
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::{Options, Transport};
+use corewalk_fuse_ring::device::possible_cpus;
 
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
@@ -28,7 +28,7 @@ fn slow_lookups_run_side_by_side() {
     });
     // Over io_uring, each thread serves the requests of one processor. All 16 clients may run on
     // the same processor, so each processor needs 16 threads.
-    let cpus = fuse_device::possible_cpus().map_or(1, usize::from);
+    let cpus = possible_cpus().map_or(1, usize::from);
     let threads = if transport() == Transport::Uring { 16 * cpus } else { 16 };
     let mounted = Site::with_threads(Arc::new(fs), Options::exclusive(), threads);
     let Some(site) = mounted else { return };

@@ -22,9 +22,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use corewalk::Errno;
-use corewalk_base::fuse_device::possible_cpus;
-use corewalk_base::fuse_ring::{FuseRing, RingRequest};
 use corewalk_base::{Mutex, primitives::thread};
+use corewalk_fuse_ring::device::possible_cpus;
+use corewalk_fuse_ring::{FuseRing, RingRequest};
 use rustix::io::read;
 use rustix::mount::{MountFlags, mount};
 

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use corewalk_base::fuse_device::{clone_fuse_device, possible_cpus};
-use corewalk_base::fuse_ring::{EntryId, FuseRing, RingWaker};
 use corewalk_base::primitives::Arc;
 use corewalk_base::primitives::thread;
 use corewalk_base::{Mutex, errno_of};
+use corewalk_fuse_ring::device::{clone_fuse_device, possible_cpus};
+use corewalk_fuse_ring::{EntryId, FuseRing, RingWaker};
 use corewalk_testkit::require::{Need, has_fuse, has_root, skip};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};

@@ -53,7 +53,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use self::memory::Memory;
-use crate::fuse_device::check_is_fuse;
+use crate::device::check_is_fuse;
 
 /// `FUSE_IO_URING_CMD_REGISTER`.
 const REGISTER: u32 = 1;
@@ -238,9 +238,9 @@ impl FuseRing {
     /// entries. It may hold back all requests until a later `register` or `wait` has registered
     /// these entries.
     pub fn register(&mut self) -> Result<bool, Errno> {
-        self.enable().map_err(crate::errno_of)?;
+        self.enable().map_err(corewalk_base::errno_of)?;
         while !self.ring.submission().is_empty() {
-            match self.ring.submit().map_err(crate::errno_of) {
+            match self.ring.submit().map_err(corewalk_base::errno_of) {
                 Ok(_) | Err(Errno::INTR | Errno::BUSY | Errno::AGAIN) => {}
                 Err(error) => return Err(error),
             }
@@ -277,7 +277,8 @@ impl FuseRing {
         let has_news =
             !self.ready.is_empty() || self.live == 0 || !self.ring.completion().is_empty();
         if !has_news || !self.ring.submission().is_empty() {
-            match self.ring.submit_and_wait(usize::from(!has_news)).map_err(crate::errno_of) {
+            match self.ring.submit_and_wait(usize::from(!has_news)).map_err(corewalk_base::errno_of)
+            {
                 // After `EINTR`, `EBUSY` or `EAGAIN`, replies to the kernel may still be queued in
                 // the ring. The next call of `wait` sends them.
                 Ok(_) | Err(Errno::INTR | Errno::BUSY | Errno::AGAIN) => {}
@@ -549,7 +550,7 @@ mod tests {
         {
             let queues = [0, 1].get(..queues).expect("few");
             let made = FuseRing::new(device.as_fd(), queues, depth, payload);
-            let errno = made.map_err(crate::errno_of).err();
+            let errno = made.map_err(corewalk_base::errno_of).err();
             assert_eq!(errno, Some(Errno::INVAL), "{queues:?} {depth} {payload}");
         }
     }
