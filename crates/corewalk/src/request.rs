@@ -1,18 +1,18 @@
-//! The request for which a back end is called: its caller, and whether the caller still waits.
+//! The request that a thread serves: its caller, and whether the caller still waits for the answer.
 //!
-//! A back end learns the caller, and whether the caller still waits, from [`Request::current`],
-//! like a file system in Linux from `current`. A server wraps each request in [`Request::run`].
-//! Calls that no request has caused, such as `maintain`, have no current request.
+//! A back end gets the request from [`Request::current`], as a file system in Linux uses `current`.
+//! A server wraps each request in [`Request::run`]. Calls that no request has caused, such as
+//! `maintain`, have no current request.
 //!
 //! # Cancelling
 //! A thread of a client waits for the answer to its request. If a signal kills the thread, the
 //! server calls [`Cancel::cancel`]. A back end that waits for another machine looks at
 //! [`Request::is_cancelled`] now and then, and may return `EINTR`. A `flush` or a `release` is
-//! never cancelled, because it comes only once.
+//! never cancelled, because the kernel sends it only once.
 //!
-//! Two events do not cancel a request. One is a signal that the client handles, because read(2) and
-//! write(2) of a file must not fail for it. The other is the death of a client that waits for the
-//! page cache, because Linux does not report it to a FUSE server.
+//! Two events do not cancel a request. One is a signal that the client handles, because such a
+//! signal must not make read(2) or write(2) of a file fail. The other is the death of a client that
+//! waits for the page cache, because Linux does not report it to a FUSE server.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -63,8 +63,8 @@ pub struct Request {
     cancel: Option<Cancel>,
 }
 
-/// Tells a back end that the caller of a request does not wait any more. All clones belong to the
-/// same request.
+/// A flag by which a server tells a back end that the caller of a request no longer waits. All
+/// clones of a `Cancel` share one flag.
 ///
 /// # Examples
 /// ```
@@ -89,7 +89,7 @@ impl Request {
         Request { caller, cancel: None }
     }
 
-    /// Makes the request one that `cancel` cancels.
+    /// Returns this request with the flag `cancel`. [`Cancel::cancel`] then cancels the request.
     #[must_use]
     pub fn with_cancel(self, cancel: Cancel) -> Request {
         Request { cancel: Some(cancel), ..self }
@@ -108,8 +108,8 @@ impl Request {
         serve()
     }
 
-    /// Returns the request that the calling thread serves. `None` without a request: for example,
-    /// when the back end is called to forget an inode.
+    /// Returns the request that the calling thread serves. Returns `None` if the thread serves no
+    /// request, for example in a call of `maintain`.
     ///
     /// If several requests wait for one answer of the back end, the back end is called once, for
     /// the first of them.

@@ -11,7 +11,7 @@
 //!
 //! # Mounting without root
 //! Only root may mount. For any other user, the set-user-ID root program fusermount3(1) mounts the
-//! file system. It sends the open `/dev/fuse` back over a socket.
+//! file system. It sends the open `/dev/fuse` to this process over a socket.
 //!
 //! # Unmounting a mount in use
 //! A mount in use cannot be unmounted, so it is detached. Its path is gone immediately, and the
@@ -74,7 +74,7 @@ pub struct Mount<S = Server> {
     shrinker: Option<Shrinker>,
 }
 
-/// Identifies a mount, even after the mount was moved.
+/// Identifies one mount, and unmounts it even after it was moved.
 ///
 /// # Examples
 /// A thread unmounts, while another one waits for the end of the mount:
@@ -97,9 +97,11 @@ pub struct Mount<S = Server> {
 #[derive(Clone, Debug)]
 pub struct Mountpoint {
     path: PathBuf,
-    /// Number and device number of the mount. A later mount may get both.
+    /// The number of the mount and the number of its device. After the mount has ended, a later
+    /// mount may get both numbers.
     identity: table::Identity,
-    /// Shows whether the connection still exists.
+    /// The `/dev/fuse` of the mount. It shows whether the FUSE connection of the mount still
+    /// exists.
     device: Arc<Device>,
 }
 
@@ -108,10 +110,10 @@ pub struct Mountpoint {
 pub enum Unmounted {
     /// The mount is gone.
     Done,
-    /// The mount was in use, so it was detached: no path leads to it any more. It ends when its
-    /// last user closes it.
+    /// The mount was in use, so it was detached: no path leads to it any more. It ends when
+    /// programs have closed all files in it.
     Detached,
-    /// The mount was gone before.
+    /// The mount had already ended.
     Already,
 }
 
@@ -127,7 +129,7 @@ impl Mount {
     /// - [`MountError::NoDevice`];
     /// - without root, [`MountError::NoFusermount`] or [`MountError::Fusermount`];
     /// - [`MountError::NoUring`], with [`Transport::Uring`] only;
-    /// - [`MountError::System`] in any step that it names.
+    /// - [`MountError::System`] for any other error. It names the step that has failed.
     ///
     /// # Examples
     /// [`Mount`] has an example of a mount. This call fails:
@@ -192,7 +194,7 @@ impl<S> Mount<S> {
         &self.point
     }
 
-    /// Returns the way in which requests arrive. It is never [`Transport::Auto`].
+    /// Returns the transport by which requests arrive. It is never [`Transport::Auto`].
     ///
     /// # Examples
     /// ```
@@ -267,7 +269,7 @@ impl Mountpoint {
         Ok(Unmounted::Detached)
     }
 
-    /// Returns `None` if the mount is gone.
+    /// Returns the current path of the mount, or `None` if the mount is gone.
     ///
     /// # Errors
     /// `EBUSY` if another mount is on top of the mount. `EIO` if the mount table cannot be read.
@@ -279,8 +281,9 @@ impl Mountpoint {
         if met.is_none_or(|met| met.identity != self.identity) {
             return Err(Errno::BUSY);
         }
-        // Another mount can have got the numbers of this one only after our FUSE connection has
-        // ended. Then the mount at `path` has a server, and ours has none.
+        // As long as our FUSE connection exists, the mount at `path` is ours. After the end of the
+        // connection, a later mount may have got the same numbers. That mount has a server, and
+        // ours has none.
         let is_ours = !self.device.is_disconnected() || table::is_dead(&path);
         Ok(is_ours.then_some(path))
     }
@@ -346,7 +349,8 @@ fn end(session: JoinHandle<std::io::Result<()>>) -> Result<(), MountError> {
 impl<S> Drop for Mount<S> {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
-            // `wait` has taken the session and has unmounted.
+            // `wait` has taken the session and has unmounted already, so there is nothing left to
+            // do.
             return;
         };
         match self.point.unmount() {

@@ -1,11 +1,11 @@
-//! Notifications that make the kernel drop cached names and inodes after another program has
-//! changed them.
+//! Notifications that make the kernel drop cached names and inodes, for example after another
+//! program has changed them.
 //!
 //! A back end must not call the functions of this module while it serves a request. To drop a name,
 //! the kernel locks the directory. The client of the request may hold that lock until it gets the
 //! answer. So the server would wait for its own answer.
 //!
-//! The module [`shrinker`](crate::shrinker) sends the notifications that keep the cache in its
+//! The module [`shrinker`](crate::shrinker) sends the notifications that keep the cache within its
 //! budget.
 //!
 //! Source: Linux `fuse_reverse_inval_entry` and `fuse_reverse_inval_inode`.
@@ -64,8 +64,10 @@ impl KernelCache {
         nodes.try_for_each(|node| self.drop_entry(node, name, false))
     }
 
-    /// Drops a name, and the cached listings of the directories below it. With `with_files`, also
-    /// drops the attributes and pages of the files.
+    /// Drops the name `name` of the directory with node number `parent` from corewalk's cache and
+    /// from the kernel's cache. Also makes the kernel drop the listings of the directories at and
+    /// below the name. With `with_files`, the kernel drops the attributes and pages of the files
+    /// there too.
     fn drop_entry(&self, parent: u64, name: Name<'_>, with_files: bool) -> Result<(), Errno> {
         let mut nodes = Vec::new();
         let dropped = self.server.invalidate_name(parent, name, &mut |node, kind| {
@@ -74,7 +76,8 @@ impl KernelCache {
             }
         });
         match dropped {
-            // A removed directory has no names.
+            // `ENOENT` means that the directory was removed, so corewalk's cache has no names of
+            // it.
             Ok(()) | Err(Errno::NOENT) => {}
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
@@ -84,8 +87,8 @@ impl KernelCache {
     }
 
     /// Drops the cached answer for the name at `path`, for example because a file was made, renamed
-    /// or removed there. `path` is relative to the root of the mount, with or without a slash in
-    /// front. A directory's path also stands for everything below it.
+    /// or removed there. If the name is that of a directory, everything below it is dropped too.
+    /// `path` is relative to the root of the mount, with or without a slash in front.
     ///
     /// # Errors
     /// The errors of [`KernelCache::invalidate_entry`]; `EINVAL` for the root; the errors of
@@ -107,8 +110,10 @@ impl KernelCache {
         self.drop_path(path, false)
     }
 
-    /// A name on the path may have been dropped before, while its directory is still in use. The
-    /// kernel knows the names in that directory, so the path goes on there.
+    /// Drops the last name of `path` in each directory that the rest of `path` leads to. The rest
+    /// may lead to several directories. Besides the current one, these are directories that the
+    /// names led to before an invalidation, and that are still in use. The kernel may know names in
+    /// them.
     fn drop_path(&self, path: &Path, with_files: bool) -> Result<(), Errno> {
         let vfs = self.server.vfs();
         let path = path.as_os_str().as_bytes();
@@ -123,7 +128,7 @@ impl KernelCache {
                     false => vfs.directories_at(dir, name).unwrap_or_default(),
                 };
                 // The kernel may have a directory that corewalk's cache lacks. So make the kernel
-                // drop its name, with everything below it.
+                // drop the name of that directory, with everything below it.
                 if known.is_empty() {
                     self.drop_entry(self.server.translate(dir.ino()), name, with_files)?;
                 }
@@ -137,17 +142,17 @@ impl KernelCache {
         Err(Errno::INVAL)
     }
 
-    /// Drops all cached names, those of missing files too, and all cached listings. The next use of
-    /// a name asks the back end, and brings new attributes. Call this method when anything may have
-    /// changed, for example after notifications of the back end were lost.
+    /// Drops all cached names, also those of missing files, and all cached listings. The next use
+    /// of a name asks the back end for the name and its attributes. Call this method when anything
+    /// may have changed, for example after notifications of the back end were lost.
     ///
     /// The kernel also detaches every file system that is mounted on a directory of this mount, as
     /// umount(2) would.
     ///
     /// The kernel keeps the pages and the attributes of files that are open.
-    /// [`KernelCache::invalidate_inode`] drops them. A listing that the server answers during the
-    /// call may still enter the kernel's cache afterwards, until its entries' timeouts end. A
-    /// second call a little later drops it.
+    /// [`KernelCache::invalidate_inode`] drops them. If the server answers a listing during the
+    /// call, the kernel may cache that listing after the call. The listing stays there until the
+    /// timeouts of its entries end. A second call a little later drops it earlier.
     ///
     /// # Errors
     /// `EINVAL` if the kernel is older than 6.16. Then only corewalk's cache has dropped its names,
@@ -239,7 +244,7 @@ impl KernelCache {
     fn drop_inode(&self, node: u64) -> Result<(), Errno> {
         match self.server.invalidate_attributes(node) {
             Ok(()) => {}
-            // The kernel holds no lookup of the inode, so it has cached nothing of it.
+            // The kernel holds no lookup of the inode, so it has cached nothing about the inode.
             Err(Errno::STALE) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -247,11 +252,13 @@ impl KernelCache {
     }
 }
 
-/// A request sends notifications if it makes answers in the kernel's cache wrong, and its own
-/// answer cannot correct them. After the mount has ended, no method has an effect.
+/// Sends notifications to the kernel. The server needs one, for example, if a request makes an
+/// answer in the kernel's cache wrong, and its own answer cannot correct that. After the mount has
+/// ended, no method has an effect.
 #[derive(Clone, Debug)]
 pub(crate) struct Notifier {
-    /// Weak, because a server that lives longer than its mount would keep `/dev/fuse` open.
+    /// The `/dev/fuse` of the mount. The reference is weak, because a server that lives longer than
+    /// its mount would otherwise keep the device open.
     device: Weak<Device>,
     below: Arc<MountsBelow>,
 }
@@ -265,8 +272,8 @@ impl Notifier {
         self.device.upgrade()
     }
 
-    /// Names must not expire while a file system is mounted on a directory of the mount: the kernel
-    /// would detach it.
+    /// Returns true if no file system is mounted on a directory of the mount. Otherwise the names
+    /// in the kernel must not expire, because the kernel would detach that file system.
     pub(crate) fn can_expire_names(&self) -> bool {
         !self.below.is_any()
     }
@@ -274,8 +281,9 @@ impl Notifier {
     /// Makes the kernel look up each name again. Any thread may call this method.
     ///
     /// # Errors
-    /// `EBUSY` if a file system is mounted on a directory of the mount; it would be detached.
-    /// `EINVAL` if the kernel is older than 6.16.
+    /// `EBUSY` if a file system is mounted on a directory of the mount, because the kernel would
+    /// detach that file system. `EINVAL` if the kernel is older than 6.16. `ENODEV` if the mount
+    /// has ended.
     pub(crate) fn expire_names(&self) -> Result<(), Errno> {
         let device = self.device.upgrade().ok_or(Errno::NODEV)?;
         match self.can_expire_names() {
@@ -284,14 +292,15 @@ impl Notifier {
         }
     }
 
-    /// A thread that serves requests may call this method, because the kernel takes no lock of the
-    /// inode.
+    /// Makes the kernel drop the cached attributes of `node`, but not its pages. A thread that
+    /// serves requests may call this method, because the kernel takes no lock of the inode.
     pub(crate) fn drop_attributes(&self, node: u64) {
         self.drop_inode(node, Pages::Keep);
     }
 
-    /// With `Pages::Drop`, a thread that serves requests must not call this method: the kernel may
-    /// first have to write pages.
+    /// Makes the kernel drop the cached attributes of `node`. With [`Pages::Drop`], the kernel
+    /// drops the cached pages too. Then a thread that serves requests must not call this method,
+    /// because the kernel may first have to write pages.
     pub(crate) fn drop_inode(&self, node: u64, pages: Pages) {
         let Some(device) = self.device.upgrade() else { return };
         if let Err(error) = device.notify_inval_inode(node, pages) {
@@ -299,8 +308,8 @@ impl Notifier {
         }
     }
 
-    /// A thread that serves requests must not call this method, because the kernel locks the
-    /// directory.
+    /// Makes the kernel drop the cached name `name` in the directory `parent`. A thread that serves
+    /// requests must not call this method, because the kernel locks the directory.
     pub(crate) fn drop_entry(&self, parent: u64, name: &[u8]) {
         let Some(device) = self.device.upgrade() else { return };
         if let Err(error) = device.notify_inval_entry(parent, name) {
@@ -308,6 +317,7 @@ impl Notifier {
         }
     }
 
+    /// Makes clients that wait for an open file in poll(2) ask for its events again.
     /// `kernel_handle` is the kernel's number of the open file. Any thread may call this method,
     /// because the kernel takes no lock of a file for it.
     pub(crate) fn wake_pollers(&self, kernel_handle: u64) {

@@ -1,4 +1,5 @@
-//! The options of a server: for how long the kernel may cache answers, and which features are used.
+//! The options of a server. They tell which features it uses, and for how long the kernel may cache
+//! its answers.
 //!
 //! For how long the kernel may cache names, attributes and pages depends on which programs change
 //! the files:
@@ -17,7 +18,7 @@
 //!
 //! # Why writes are not collected by default
 //! With [`WriteCache::Back`] the kernel collects small writes and changes of times, which is fast.
-//! But if the store is full, write(2) succeeds, and only fsync(2) reports the error.
+//! But if the back end has no free space, write(2) succeeds, and only fsync(2) reports the error.
 //!
 //! Source: fuse(8) for the timeouts; Linux `fs/fuse/inode.c` for the effect of the flags.
 
@@ -27,7 +28,7 @@ use corewalk::VfsOptions;
 
 /// The longest write request that fits the buffers of fuser, in bytes.
 const WRITE_BYTES_MAX: u32 = 16 << 20;
-/// The lowest maximum that the protocol allows, in bytes.
+/// The lowest limit of a write request that the FUSE protocol allows, in bytes.
 const WRITE_BYTES_MIN: u32 = 4096;
 
 /// The options of a [`Server`](crate::Server) or an [`AsyncServer`](crate::AsyncServer).
@@ -48,9 +49,9 @@ pub struct Options {
     pub ownership: Ownership,
     /// Tells whether the kernel or the server checks permissions.
     pub permissions: Permissions,
-    /// Whether the kernel collects writes.
+    /// Tells whether the kernel collects writes.
     pub write_cache: WriteCache,
-    /// Whether a listing of a directory contains attributes.
+    /// Tells whether a listing of a directory contains attributes.
     pub readdirplus: ReaddirPlus,
     /// The time for which the kernel may use a name without looking it up again. The back end may
     /// set another time in [`corewalk::Attr::ttl`].
@@ -66,20 +67,22 @@ pub struct Options {
     /// Maximum number of background requests (read-ahead, writeback, release) that the kernel sends
     /// before it waits for an answer.
     pub background_max: u16,
-    /// Maximum number of requests of an [`AsyncServer`](crate::AsyncServer) whose futures run at
-    /// the same time. Further requests wait in a queue, which holds at most one request of each
-    /// client thread, and the kernel's background requests. A future does not count while it waits
-    /// for the answer of the back end to another request. At least 1. A [`Server`](crate::Server)
-    /// ignores this option.
+    /// Maximum number of futures that an [`AsyncServer`](crate::AsyncServer) runs at the same time,
+    /// one for each request. Further requests wait in a queue. The queue holds at most one request
+    /// of each client thread, and the kernel's background requests. A future that waits for the
+    /// answer of the back end to another request does not count. The number must be at least 1. A
+    /// [`Server`](crate::Server) ignores this option.
     pub requests_max: usize,
-    /// Whether statx(2) shows the time of creation. By default it does not, because the kernel does
-    /// not get this time with the other attributes. It sends one more request for each file whose
-    /// time of creation a program asks for. Rust's `std::fs::metadata` always asks for it.
+    /// Tells whether statx(2) shows the creation time of a file. The default is false, because the
+    /// kernel does not get this time with the other attributes. If true, the kernel sends one more
+    /// request for each file whose creation time a program asks for. Rust's `std::fs::metadata`
+    /// always asks for it.
     pub birth_times: bool,
-    /// Whether the kernel reads and writes files of the host itself, for a back end that has such
-    /// files ([`FileSystem::backing_file`](corewalk::FileSystem::backing_file)). The default is
-    /// true. It has an effect only if root mounts, the kernel is Linux 6.9 or newer and checks
-    /// permissions, and there is no write-back cache.
+    /// Tells whether the kernel itself reads and writes those files of the back end whose content
+    /// is in a file of the host. The method
+    /// [`FileSystem::backing_file`](corewalk::FileSystem::backing_file) returns such files. The
+    /// default is true. The option has an effect only if root mounts, the kernel is Linux 6.9 or
+    /// newer and checks permissions, and there is no write-back cache.
     pub passthrough: bool,
     /// The options of the namespace and its cache.
     pub vfs: VfsOptions,
@@ -102,7 +105,7 @@ pub enum Ownership {
     Shared,
 }
 
-/// Which side checks permissions.
+/// Tells whether the kernel or the server checks permissions.
 ///
 /// # Examples
 /// ```
@@ -114,9 +117,9 @@ pub enum Ownership {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Permissions {
-    /// The kernel (`default_permissions`, `FUSE_POSIX_ACL`).
+    /// The kernel checks permissions (`default_permissions`, `FUSE_POSIX_ACL`).
     Kernel,
-    /// The server, against the credentials of the caller.
+    /// The server checks permissions against the credentials of the caller.
     Server,
 }
 
@@ -132,13 +135,13 @@ pub enum Permissions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WriteCache {
-    /// The kernel sends each write at once.
+    /// The kernel sends each write immediately.
     Through,
-    /// The kernel decides when it writes back (`FUSE_WRITEBACK_CACHE`).
+    /// The kernel collects writes, and decides when it sends them (`FUSE_WRITEBACK_CACHE`).
     Back,
 }
 
-/// Whether a listing of a directory contains attributes.
+/// Tells whether a listing of a directory contains attributes.
 ///
 /// # Examples
 /// ```
@@ -179,12 +182,13 @@ pub enum Conflict {
     /// The requests that write back cached data do not name the user. So the server could not check
     /// the user's permission.
     CachedWrites,
-    /// The option `write_bytes_max`, the size of the longest write request, is below 4096 bytes or
-    /// above 16 MiB.
+    /// The option `write_bytes_max` is below 4096 bytes or above 16 MiB.
     WriteSize,
-    /// An [`AsyncServer`](crate::AsyncServer) does not check permissions, so the kernel must.
+    /// The options demand that the server checks permissions, but an
+    /// [`AsyncServer`](crate::AsyncServer) cannot check them.
     AsyncPermissions,
-    /// An [`AsyncServer`](crate::AsyncServer) does not support the write-back cache of the kernel.
+    /// The options demand the write-back cache of the kernel, but an
+    /// [`AsyncServer`](crate::AsyncServer) does not support it.
     AsyncWriteCache,
     /// The option `requests_max` is 0, so an [`AsyncServer`](crate::AsyncServer) would run no
     /// request.
@@ -295,7 +299,7 @@ impl Options {
     /// Checks that the options do not contradict each other.
     ///
     /// # Errors
-    /// The [`Conflict`].
+    /// The first [`Conflict`] that this method finds.
     pub fn check(&self) -> Result<(), Conflict> {
         let timeouts = [self.entry_timeout, self.attr_timeout, self.negative_timeout];
         if self.permissions == Permissions::Server {
@@ -312,10 +316,11 @@ impl Options {
         Ok(())
     }
 
-    /// Checks that an [`AsyncServer`](crate::AsyncServer) can have these options.
+    /// Checks that an [`AsyncServer`](crate::AsyncServer) can use these options.
     ///
     /// # Errors
-    /// The [`Conflict`]: also one with the features that an `AsyncServer` lacks.
+    /// The errors of [`Options::check`], and a [`Conflict`] for an option that needs a feature
+    /// which an `AsyncServer` lacks.
     ///
     /// # Examples
     /// ```

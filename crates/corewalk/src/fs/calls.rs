@@ -55,7 +55,7 @@ bitflags! {
 pub struct IoctlReply {
     /// The result of the system call, which is not negative.
     pub result: i32,
-    /// The bytes that are copied to the argument of the client.
+    /// The bytes that the kernel copies to the memory to which the client's argument points.
     pub output: Vec<u8>,
 }
 
@@ -84,20 +84,20 @@ bitflags! {
     pub struct PollEvents: u32 {
         /// A read does not wait (`POLLIN`).
         const IN = 0x1;
-        /// There is an exceptional event (`POLLPRI`).
+        /// There is an exceptional condition, as poll(2) describes it (`POLLPRI`).
         const PRI = 0x2;
         /// A write does not wait (`POLLOUT`).
         const OUT = 0x4;
         /// An error has occurred (`POLLERR`).
         const ERR = 0x8;
-        /// The other side has hung up (`POLLHUP`).
+        /// The other end of a channel, such as a pipe, was closed (`POLLHUP`).
         const HUP = 0x10;
 
         const _ = !0;
     }
 }
 
-/// Wakes the processes that poll a file, from any thread.
+/// Wakes the processes that wait for a file in poll(2). Any thread may use it.
 ///
 /// # Examples
 /// ```

@@ -54,8 +54,9 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileLock {
-    /// The client's number of the owner: an open file for flock(2), a process for fcntl(2). It is
-    /// unique among the owners of one mount.
+    /// The number by which the client identifies the owner of the lock. The owner is an open file
+    /// for flock(2), and a process for fcntl(2). The number is unique among the owners of one
+    /// mount.
     pub owner: u64,
     /// The kind of lock.
     pub kind: LockKind,
@@ -63,7 +64,8 @@ pub struct FileLock {
     pub start: u64,
     /// The last locked byte. 2^63 - 1 stands for the end of the file, however long it gets.
     pub end: u64,
-    /// The process that has the lock, for fcntl(2) with `F_GETLK`. 0 if it is not known.
+    /// The ID of the process that has the lock, which fcntl(2) returns for `F_GETLK`. It is 0 if
+    /// the process is not known.
     pub pid: u32,
     /// True for a lock of flock(2). Locks of flock(2) and of fcntl(2) do not conflict.
     pub is_flock: bool,
@@ -72,19 +74,20 @@ pub struct FileLock {
 /// The kind of a [`FileLock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
-    /// Other owners may have read locks of the same bytes.
+    /// A read lock: other owners may have read locks of the same bytes.
     Read,
-    /// No other owner has a lock of the same bytes.
+    /// A write lock: no other owner may have a lock of the same bytes.
     Write,
-    /// The owner has no lock of these bytes any more.
+    /// No lock. Setting this kind drops the locks that the owner has of these bytes.
     Unlock,
 }
 
 impl FileLock {
-    /// The largest position of a lock, which stands for the end of the file.
+    /// The largest value of [`FileLock::end`]. It stands for the end of the file, however long the
+    /// file gets.
     pub const END_MAX: u64 = i64::MAX as u64;
 
-    /// Returns a lock of the whole file, as in fcntl(2).
+    /// Returns a lock of fcntl(2) on the whole file.
     pub fn new(owner: u64, kind: LockKind) -> FileLock {
         FileLock { owner, kind, start: 0, end: FileLock::END_MAX, pid: 0, is_flock: false }
     }

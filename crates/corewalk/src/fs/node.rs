@@ -1,4 +1,4 @@
-//! The file of a call to a back end.
+//! Nodes: the files that a server passes to the methods of a back end.
 
 use crate::Errno;
 use crate::attr::FileKind;
@@ -29,8 +29,8 @@ pub struct Node<'a> {
 
 /// The source of a [`Node`]'s path.
 pub(crate) trait PathSource: Sync {
-    /// Returns the path of the file from the root of its file system, such as `/a/b`. Valid until
-    /// the back end's call returns.
+    /// Returns the path of the file from the root of its file system, such as `/a/b`. The path is
+    /// valid until the back end's call returns.
     fn path(&self) -> Result<Vec<u8>, Errno>;
 
     fn other_paths(&self) -> Vec<Vec<u8>>;
@@ -55,8 +55,8 @@ impl<'a> Node<'a> {
         self.ino
     }
 
-    /// Returns the generation of the inode number that the back end assigned. None for a node from
-    /// [`Node::detached`].
+    /// Returns the generation of the inode number that the back end assigned. Returns `None` for a
+    /// node from [`Node::detached`].
     ///
     /// # Examples
     /// A back end that gives the number of a removed file to a new file:
@@ -85,7 +85,7 @@ impl<'a> Node<'a> {
         self.kind
     }
 
-    /// Returns this node for a call that is made through the open file with the handle `handle`.
+    /// Returns a copy of this node with the handle `handle`, for a call through an open file.
     ///
     /// # Examples
     /// ```
@@ -104,8 +104,8 @@ impl<'a> Node<'a> {
     /// the call is not made through an open file, or if the back end's `open` has returned 0.
     ///
     /// # Examples
-    /// A back end with state per open file, whose content is not known before the open
-    /// (`has_open_state` returns true):
+    /// A back end that makes the content of a file when the file is opened (`has_open_state`
+    /// returns true):
     /// ```
     /// # use std::{collections::BTreeMap, sync::Mutex};
     /// # use corewalk::{Errno, FileKind, Node, OpenFlags, Opened};
@@ -138,7 +138,7 @@ impl<'a> Node<'a> {
     /// Returns a path of this inode from the root of its file system: `/` for the root, `/a/b`
     /// below it. The path stays valid until the back end's call returns (rule F.6 of
     /// [`FileSystem`](crate::FileSystem)). Until then, renames of this file and of the directories
-    /// above it wait. This method waits for such a rename that is already in progress.
+    /// above it wait. If such a rename is already in progress, this method waits for it.
     ///
     /// # Errors
     /// `ENOENT` if the inode has no name any more, or if the node comes from [`Node::detached`].
@@ -147,9 +147,9 @@ impl<'a> Node<'a> {
         self.source.ok_or(Errno::NOENT)?.path()
     }
 
-    /// Returns up to 8 more paths of this inode, by its other cached names. A back end tries them
-    /// if another program has renamed files and [`Node::path`] leads to another file. Each path was
-    /// valid at some instant, but may become invalid before it is used.
+    /// Returns up to 8 more paths of this inode, which use its other cached names. A back end tries
+    /// them if another program has renamed files and [`Node::path`] leads to another file. Each
+    /// path was valid at some instant, but may become invalid before it is used.
     ///
     /// # Examples
     /// A back end with [`Addressing::Path`](crate::Addressing::Path), whose files other programs

@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use crate::attr::{Attr, FileKind};
 use crate::name::Name;
 
-/// The treatment of an existing target by a rename.
+/// Tells how a rename treats an existing file that has the new name.
 ///
 /// # Examples
 /// ```
@@ -25,15 +25,15 @@ use crate::name::Name;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
-    /// Replace it (rename(2)).
+    /// The rename replaces the existing file, as rename(2) does.
     Replace,
-    /// Fail with `EEXIST` (`RENAME_NOREPLACE`).
+    /// The rename fails with `EEXIST` (`RENAME_NOREPLACE`).
     NoReplace,
-    /// Swap the two (`RENAME_EXCHANGE`); both must exist.
+    /// The rename swaps the files of the two names (`RENAME_EXCHANGE`). Both names must exist.
     Exchange,
 }
 
-/// Whether setting an extended attribute may create the attribute, and whether it may replace it.
+/// Tells whether setting an extended attribute may create or replace the attribute.
 ///
 /// # Examples
 /// ```
@@ -52,15 +52,15 @@ pub enum RenameMode {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
-    /// Create or replace.
+    /// Setting creates or replaces the attribute.
     Set,
-    /// Fail with `EEXIST` if it exists (`XATTR_CREATE`).
+    /// Setting fails with `EEXIST` if the attribute exists (`XATTR_CREATE`).
     Create,
-    /// Fail with `ENODATA` if it does not exist (`XATTR_REPLACE`).
+    /// Setting fails with `ENODATA` if the attribute does not exist (`XATTR_REPLACE`).
     Replace,
 }
 
-/// The target of an lseek(2).
+/// Tells what an lseek(2) looks for: data or a hole.
 ///
 /// # Examples
 /// ```
@@ -103,19 +103,20 @@ pub struct DirEntry<'a> {
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
-    /// The position in the directory after this entry. It is unique within the directory, never 0,
-    /// and valid however the directory changes. It is at most 2^63 - 3, because a FUSE server adds
-    /// two for `.` and `..`. A listing fails with `EOVERFLOW` at a larger one.
+    /// The position in the directory after this entry. It is unique within the directory, and stays
+    /// valid when the directory changes. It is never 0. It is at most 2^63 - 3, because a FUSE
+    /// server adds two for `.` and `..`. A listing fails with `EOVERFLOW` at a larger cookie.
     pub cookie: u64,
     /// The attributes that a `lookup` of the name would return. With them, a listing that needs
     /// attributes does not call `lookup`. Most listings need no attributes. So a back end reports
-    /// them only if they cost no extra work, for example because a server sent them with the names.
+    /// them only if they cost no extra work, for example because its storage sends them with the
+    /// names.
     pub attr: Option<Attr>,
 }
 
 impl<'a> DirEntry<'a> {
-    /// Returns a directory entry without attributes, for the file `name`. A listing that continues
-    /// after this entry passes `cookie` to `readdir`.
+    /// Returns the directory entry of the file `name`, without attributes. To continue after this
+    /// entry, a listing passes `cookie` to `readdir`.
     pub fn new(name: Name<'a>, ino: u64, kind: FileKind, cookie: u64) -> DirEntry<'a> {
         DirEntry { name, ino, kind, cookie, attr: None }
     }
@@ -141,8 +142,9 @@ impl<'a> DirEntry<'a> {
     }
 }
 
-/// Receives directory entries from `readdir`. `Break` means that the buffer is full. The buffer
-/// does not contain the last entry, so that entry must be reported again.
+/// A function to which `readdir` passes each directory entry. It returns `Break` if the caller's
+/// buffer is full. The buffer then does not contain this entry, so the next call of `readdir` must
+/// report the entry again.
 ///
 /// # Examples
 /// ```
@@ -166,7 +168,7 @@ impl<'a> DirEntry<'a> {
 pub type DirSink<'a> = dyn FnMut(DirEntry<'_>) -> ControlFlow<()> + 'a;
 
 bitflags! {
-    /// The operation of fallocate(2).
+    /// The operation of fallocate(2). Analogous to Linux's `FALLOC_FL_*`, with the same numbers.
     ///
     /// # Examples
     /// ```
@@ -179,13 +181,13 @@ bitflags! {
     pub struct Fallocate: u32 {
         /// Do not change the size.
         const KEEP_SIZE = 0x01;
-        /// Make a hole (with `KEEP_SIZE`).
+        /// Make a hole. This flag needs `KEEP_SIZE` too.
         const PUNCH_HOLE = 0x02;
-        /// Remove the range and move the rest down.
+        /// Remove the range, and move the bytes after it to its start.
         const COLLAPSE_RANGE = 0x08;
         /// Make the range read as zeros.
         const ZERO_RANGE = 0x10;
-        /// Insert a hole and move the rest up.
+        /// Insert a hole, and move the bytes behind it towards the end.
         const INSERT_RANGE = 0x20;
     }
 }
@@ -214,7 +216,7 @@ bitflags! {
         const KEEP_CACHE = 1 << 1;
         /// The file has a position, but lseek(2) fails with `ESPIPE`.
         const NONSEEKABLE = 1 << 2;
-        /// The file has no position, such as a pipe.
+        /// The file has no position, like a pipe.
         const STREAM = 1 << 4;
         /// The kernel sends no `flush` for this file. A kernel with a write-back cache ignores this
         /// flag.
@@ -237,7 +239,7 @@ bitflags! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Opened {
-    /// The back end's handle.
+    /// The number by which the back end identifies the open file.
     pub handle: u64,
     /// How a server treats the file.
     pub flags: OpenFlags,

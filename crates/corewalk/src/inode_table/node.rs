@@ -50,7 +50,7 @@ pub struct OwnedTableNode<T> {
 }
 
 impl<T> InodeTable<T> {
-    /// Turns a node into one without a lifetime, which a task or another thread can keep.
+    /// Turns a node into an [`OwnedTableNode`], which a task or another thread can keep.
     ///
     /// # Panics
     /// Panics if the node is of another table.
@@ -70,7 +70,7 @@ impl<T> InodeTable<T> {
     pub fn owned(self: &Arc<Self>, node: TableNode<'_, T>) -> OwnedTableNode<T> {
         assert!(std::ptr::eq(&**self, node.table), "a node of another table");
         let slot = node.inode.slot;
-        // The new value takes over the reference.
+        // The `OwnedTableNode` keeps the reference of `node`, so `node` must not drop it.
         std::mem::forget(node);
         OwnedTableNode { table: Arc::clone(self), slot }
     }
@@ -123,15 +123,16 @@ impl<T> TableNode<'_, T> {
         self.kind() == FileKind::Directory
     }
 
-    /// Returns the user data.
+    /// Returns the data that the program has stored with the inode.
     pub fn data(&self) -> Arc<T> {
         self.table.data.data(self.ino())
     }
 
-    /// Returns a path of the node from the root. All names on it exist at one instant.
+    /// Returns a path of the node from the root. All names on the path existed at one instant
+    /// during this call.
     ///
     /// # Errors
-    /// `ENOENT` if it has no name any more.
+    /// `ENOENT` if the node has no name any more.
     pub fn path(&self) -> Result<Vec<u8>, Errno> {
         self.inode.path()
     }
@@ -155,8 +156,8 @@ impl<T> TableNode<'_, T> {
         self.table.vfs.parent_ino(&self.inode)
     }
 
-    /// Turns the reference into one lookup that a client holds, and returns the number. The client
-    /// returns the lookup by [`InodeTable::forget`]. [`InodeTable::forget_all`] has an example.
+    /// Turns this reference into one client lookup, and returns the inode number. The client lookup
+    /// ends with [`InodeTable::forget`]. [`InodeTable::forget_all`] has an example.
     #[inline]
     pub fn into_lookups(self) -> u64 {
         self.inode.into_lookups()

@@ -11,7 +11,7 @@ use corewalk::{
 
 use super::AsyncNode;
 
-/// The future of one request, as [`Spawn::spawn`] gets it.
+/// The future that serves one request. The server passes it to [`Spawn::spawn`].
 pub type BoxedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Runs futures on a runtime. Every closure that takes a [`BoxedFuture`] implements this trait.
@@ -25,8 +25,8 @@ pub type BoxedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// }
 /// ```
 pub trait Spawn: Send + Sync + 'static {
-    /// Makes the runtime run `future` to its end. Does not wait for it. A runtime that ends may
-    /// drop the future; then the request gets `EIO`.
+    /// Makes the runtime run `future` to its end, and does not wait for that. A runtime that is
+    /// shut down may drop the future. The request then fails with `EIO`.
     fn spawn(&self, future: BoxedFuture);
 }
 
@@ -57,18 +57,19 @@ pub struct OwnedDirEntry {
     pub ino: u64,
     /// File type.
     pub kind: FileKind,
-    /// The number of the position after this entry. A listing that continues there passes it to
-    /// `readdir`. It is unique within the directory, and valid however the directory changes. It is
-    /// never 0, and at most 2^63 - 3. A listing with another cookie fails with `EIO`.
+    /// The position in the directory after this entry. A listing that continues there passes this
+    /// number to `readdir`. The number is unique within the directory, and stays valid when the
+    /// directory changes. It is never 0, and at most 2^63 - 3. If a cookie is out of this range,
+    /// the listing fails with `EIO`.
     pub cookie: u64,
-    /// The attributes, as `lookup` of the name would return them. With them, a listing that needs
-    /// attributes calls no `lookup`.
+    /// The attributes that a `lookup` of the name would return. With them, a listing that needs
+    /// attributes does not call `lookup`.
     pub attr: Option<Attr>,
 }
 
 impl OwnedDirEntry {
-    /// Returns the entry `name`, a file of `kind` with number `ino`, without attributes. A listing
-    /// that continues after this entry passes `cookie`.
+    /// Returns an entry for the file `name` of kind `kind` with inode number `ino`, without
+    /// attributes. To continue after this entry, a listing passes `cookie` to `readdir`.
     pub fn new(name: &[u8], ino: u64, kind: FileKind, cookie: u64) -> OwnedDirEntry {
         OwnedDirEntry { name: name.into(), ino, kind, cookie, attr: None }
     }
@@ -83,8 +84,9 @@ impl OwnedDirEntry {
 /// A file system whose calls are futures. An [`AsyncServer`](crate::AsyncServer) serves it.
 ///
 /// Five methods are required. By default, `make`, `remove`, `rename`, `setattr` and `write` fail
-/// with `EROFS`. Each other method names its default. An implementation writes each method as an
-/// `async fn`. Its futures run on the runtime of the program ([`Spawn`]).
+/// with `EROFS`. The description of a method tells its default if the default is another error. An
+/// implementation writes each method as an `async fn`. The futures run on the runtime of the
+/// program ([`Spawn`]).
 ///
 /// # What a back end may rely on
 /// - Calls that change one name never overlap, and no `lookup` of the name runs during such a call.
@@ -96,18 +98,19 @@ impl OwnedDirEntry {
 ///   `rename`, `setattr`, `write`, `fallocate`, `copy_file_range`, `setxattr`, `removexattr`,
 ///   `open`, `release`, `flush` and `unlock_owner`. Only the end of the runtime may drop them.
 /// - During such a call, a killed client gets `EINTR` immediately. Requests for the same names wait
-///   for the end of the call. In `flush` and in a change of content, the client waits for the end.
-///   So it does in any change if the server does not see the client in `/proc`.
-/// - Any other call is dropped if its client is killed, `fsync` and `set_lock` too. A `set_lock`
+///   for the end of the call. There are two exceptions, in which the killed client waits for the
+///   end. One is a `flush` or a change of content. The other is any change by a client that the
+///   server cannot find in `/proc`.
+/// - Any other call is dropped if its client is killed, also `fsync` and `set_lock`. A `set_lock`
 ///   that waits is dropped by any signal. [`AsyncNode::caller`] returns the client.
 /// - [`AsyncFileSystem::forget`] is called after the last use of a file, when the cache has dropped
-///   it. Until then, calls may use the file even if it has no name any more.
+///   the file. Until then, calls may use the file even if it has no name any more.
 ///
 /// # What a back end must do
 /// - It never reuses a pair (`ino`, `generation`) for another file.
-/// - With inode numbers, it finds a file that has a name by `ino` alone, even after `forget`. The
-///   server may call `forget` while an answer with the file is on its way, and use the file again
-///   later.
+/// - With inode numbers, it needs only `ino` to find any file that has a name, even after `forget`.
+///   The server may call `forget` while an answer with the file is on its way. The server may then
+///   use the file again.
 /// - Without inode numbers, it reports 0 for all of its files. Then the server numbers them, and no
 ///   file has two names. The back end finds a file by [`AsyncNode::path`]. It keeps nothing under
 ///   [`AsyncNode::ino`], because that number changes, and `forget` gets 0.
@@ -136,7 +139,7 @@ impl OwnedDirEntry {
 ///
 /// # Errors
 /// Any method may return `EIO` if the storage fails, and `ESTALE` for an inode that is gone. Each
-/// method names only the errors that the caller cannot detect itself.
+/// method names only the errors that the server cannot detect itself.
 ///
 /// # Examples
 /// A read-only file system with one file:
@@ -178,14 +181,15 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
     /// Returns the attributes of the root directory. Called once, when the server starts.
     fn root(&self) -> impl Future<Output = Result<Attr, Errno>> + Send;
 
-    /// Looks up `name` in `dir`. `ENOENT` if there is no such name.
+    /// Looks up `name` in `dir`, and returns the attributes of the file. `ENOENT` if there is no
+    /// such name.
     fn lookup(
         &self,
         dir: &AsyncNode,
         name: Name<'_>,
     ) -> impl Future<Output = Result<Attr, Errno>> + Send;
 
-    /// Returns the attributes of `node`. The caller ignores their generation.
+    /// Returns the attributes of `node`. The server ignores the generation in them.
     fn getattr(&self, node: &AsyncNode) -> impl Future<Output = Result<Attr, Errno>> + Send;
 
     /// Returns a page of the entries of `dir` after the entry with the cookie `cookie`, or from the
@@ -206,8 +210,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         size: u32,
     ) -> impl Future<Output = Result<Bytes, Errno>> + Send;
 
-    /// Changes attributes, all or none, and returns the new ones. A new size may fail with `EFBIG`
-    /// or `ENOSPC`.
+    /// Makes all changes of attributes in `set`, or none of them, and returns the new attributes. A
+    /// change of the size may fail with `EFBIG` or `ENOSPC`.
     fn setattr(
         &self,
         node: &AsyncNode,
@@ -216,8 +220,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Makes a new file of any kind. Fails with `EEXIST` or `ENOSPC`, or with `ENOENT` if `dir` was
-    /// removed.
+    /// Makes a new file of any kind, and returns its attributes. Fails with `EEXIST` or `ENOSPC`,
+    /// or with `ENOENT` if `dir` was removed.
     fn make(
         &self,
         dir: &AsyncNode,
@@ -227,8 +231,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Gives `node` another name, and returns its attributes. `EPERM`, the default, if the back end
-    /// has no hard links.
+    /// Gives `node` the name `name` in `dir` too, and returns its attributes. `EPERM`, the default,
+    /// means that the back end has no hard links.
     fn link(
         &self,
         node: &AsyncNode,
@@ -249,11 +253,11 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Renames `from` to `to` in the way that `mode` names. The server refuses to move a directory
-    /// into itself. Moves of directories to other parents never overlap. If other machines move
-    /// directories too, only the back end can refuse a loop of their moves with those of this
-    /// server. `ENOENT` if the name `from` does not exist; `ENOTEMPTY` for a target directory that
-    /// is not empty.
+    /// Renames `from` to `to`. `mode` tells how to treat an existing target. The server refuses to
+    /// move a directory into itself. Moves of directories to other parents never overlap. If other
+    /// machines move directories too, their moves and those of this server could together make a
+    /// loop. Only the back end can refuse such a move. `ENOENT` if the name `from` does not exist;
+    /// `ENOTEMPTY` for a target directory that is not empty.
     fn rename(
         &self,
         from: (&AsyncNode, Name<'_>),
@@ -273,8 +277,9 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::ROFS) }
     }
 
-    /// Returns the target of a symbolic link, of at most 4,095 bytes. readlink(2) fails with
-    /// `ENAMETOOLONG` for a longer target. `EINVAL`, the default, if there are no symbolic links.
+    /// Returns the target of a symbolic link. If the target is longer than 4,095 bytes, readlink(2)
+    /// fails with `ENAMETOOLONG`. `EINVAL`, the default, means that the back end has no symbolic
+    /// links.
     fn readlink(&self, node: &AsyncNode) -> impl Future<Output = Result<Bytes, Errno>> + Send {
         async { Err(Errno::INVAL) }
     }
@@ -285,7 +290,7 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Opens a regular file. Later calls through the open file have the handle in
+    /// Opens a regular file. Later calls through the open file get the returned handle in
     /// [`AsyncNode::handle`].
     ///
     /// `flags` are those of open(2) without `O_CREAT`, `O_EXCL`, `O_NOCTTY` and `O_TRUNC`. A
@@ -299,7 +304,7 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Ok(Opened::default()) }
     }
 
-    /// Closes a handle of `open`.
+    /// Closes an open file. [`AsyncNode::handle`] of `node` is the handle that `open` has returned.
     fn release(&self, node: &AsyncNode) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -311,7 +316,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::NOSYS) }
     }
 
-    /// Makes data durable, and attributes unless `data_only`. Does nothing by default.
+    /// Makes the data of a file durable. Also makes its attributes durable, unless `data_only` is
+    /// true. Does nothing by default.
     fn fsync(
         &self,
         node: &AsyncNode,
@@ -325,8 +331,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Ok(StatFs::default()) }
     }
 
-    /// Changes the allocation of a regular file. May fail with `ENOSPC` or `EFBIG`. `EOPNOTSUPP`,
-    /// the default, if the back end cannot do it.
+    /// Changes the allocated space of a regular file, as fallocate(2) does. May fail with `ENOSPC`
+    /// or `EFBIG`. `EOPNOTSUPP`, the default, means that the back end cannot do it.
     fn fallocate(
         &self,
         node: &AsyncNode,
@@ -348,9 +354,9 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::OPNOTSUPP) }
     }
 
-    /// Returns an extended attribute. `ENODATA` if it does not exist. `ENOSYS`, the default here
-    /// and in the next three methods, means that no file has extended attributes. Then the kernel
-    /// does not ask again.
+    /// Returns the value of an extended attribute. `ENODATA` if the attribute does not exist.
+    /// `ENOSYS`, the default here and in the next three methods, means that no file has extended
+    /// attributes. Then the kernel does not ask again.
     fn getxattr(
         &self,
         node: &AsyncNode,
@@ -359,7 +365,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::NOSYS) }
     }
 
-    /// Sets an extended attribute. `EEXIST` and `ENODATA` as `mode` demands; `ENOSPC`.
+    /// Sets an extended attribute. Fails with `EEXIST` or `ENODATA` as [`XattrMode`] tells, and
+    /// with `ENOSPC` if there is no space for the value.
     fn setxattr(
         &self,
         node: &AsyncNode,
@@ -375,7 +382,7 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         async { Err(Errno::NOSYS) }
     }
 
-    /// Removes an extended attribute. `ENODATA` if it does not exist.
+    /// Removes an extended attribute. `ENODATA` if the attribute does not exist.
     fn removexattr(
         &self,
         node: &AsyncNode,
@@ -391,7 +398,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
         false
     }
 
-    /// Returns a lock of another owner that conflicts with `lock`, if there is one.
+    /// Returns a lock of another owner that conflicts with `lock`, if there is one. `ENOSYS` by
+    /// default.
     fn get_lock(
         &self,
         node: &AsyncNode,
@@ -402,7 +410,8 @@ pub trait AsyncFileSystem: Send + Sync + 'static {
 
     /// Takes, changes or drops a lock. If another owner has a conflicting lock, waits if `waits` is
     /// true, and otherwise fails with `EAGAIN`. The server drops a waiting call if its client gets
-    /// a signal. A dropped call must not take the lock. `EDEADLK` if a wait would never end.
+    /// a signal. A dropped call must not take the lock. `EDEADLK` if the call would wait for ever;
+    /// `ENOSYS` by default.
     fn set_lock(
         &self,
         node: &AsyncNode,

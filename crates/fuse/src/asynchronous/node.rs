@@ -1,26 +1,28 @@
 //! Inodes of the asynchronous server: their cached attributes, and the changes under way.
 //!
 //! # Which answers may be cached
-//! A change may end after the back end was asked. The answer may then be older than the change, and
-//! the server must not cache it (trap T25 in `traps.md`). So a clock counts the ends of changes,
-//! and a request reads the clock before it calls the back end. The answer is current if no change
-//! of the inode is under way, and none has ended since the clock was read.
+//! While the server waits for an answer of the back end, a change of the inode may end. The answer
+//! may then be older than the change, and the server must not cache it (trap T25 in `traps.md`). So
+//! a clock counts the ends of changes, and a request reads the clock before it calls the back end.
+//! The answer is current if no change of the inode is under way, and none has ended since the
+//! request read the clock.
 //!
 //! # Invariants
-//! - H.1: each change of an inode through this server lies between [`AsyncNode::change`] and the
-//!   drop of the [`Change`].
+//! - H.1: each change of an inode through this server begins with [`AsyncNode::change`] and ends
+//!   when the [`Change`] is dropped.
 //! - H.2: the cached attributes are those that the back end had when the last change of the inode
 //!   had ended.
-//! - H.3: when an inode is dropped, `Shared::evicted` is raised to the end of its last change. A
-//!   new inode of the same file starts with that value. So it cannot get attributes from before the
-//!   change.
+//! - H.3: when an inode is dropped, `Shared::evicted` is raised to the time at which the inode's
+//!   last change ended. A new inode of the same file starts with that value. So the new inode
+//!   cannot cache attributes from before the change.
 //!
 //! # Locks
 //! - The mutex `Inode::state` protects the attributes and times of an inode. For a directory, it is
 //!   also held while a name enters the table.
-//! - Its holder may lock a shard of `flights` or of `identities`, but no other `state`.
-//! - The holder of `state` calls no method of the back end but `forget`: the table may evict an
-//!   inode while a name enters it.
+//! - The holder of a `state` may lock a shard of `flights` or of `identities`, but no other
+//!   `state`.
+//! - The holder of a `state` calls no method of the back end except `forget`. The exception is
+//!   needed because the table may evict an inode while a name enters it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,15 +45,16 @@ pub(super) struct Inode {
     state: Mutex<State>,
 }
 
-/// All fields are protected by `Inode::state`.
+/// The cached attributes of an inode, and the times of its changes. All fields are protected by
+/// `Inode::state`.
 #[derive(Default)]
 struct State {
-    /// Current attributes, if there are any (invariant H.2).
+    /// The cached attributes. `None` if the server has no current ones (invariant H.2).
     attr: Option<Attr>,
     asked: u64,
     changing: u32,
-    /// Value of the server's clock, which counts ended changes, when the last change of the inode
-    /// ended.
+    /// The value of the server's clock when the last change of the inode ended. The clock counts
+    /// ended changes.
     changed: u64,
     names_changing: u32,
     names_changed: u64,
@@ -61,8 +64,8 @@ struct State {
 pub(super) struct Shared {
     fs: Arc<dyn Forget>,
     clock: AtomicU64,
-    /// Value of the clock when the last change of any dropped inode ended. New inodes of the same
-    /// file start with it (invariant H.3).
+    /// The largest value of `State::changed` that a dropped inode had. A new inode starts with it,
+    /// because a dropped inode may have been of the same file (invariant H.3).
     evicted: AtomicU64,
     pub(super) identities: Identities,
 }
@@ -92,7 +95,8 @@ impl<F: AsyncFileSystem> Forget for F {
 /// ```
 #[derive(Clone)]
 pub struct AsyncNode {
-    /// Dropped before `node`, so that the table drops the inode last.
+    /// The data of the inode. This reference is dropped before `node`, so that the table has the
+    /// last reference and drops the inode.
     inode: Arc<Inode>,
     node: OwnedTableNode<Inode>,
     handle: u64,
@@ -112,18 +116,18 @@ impl Shared {
         Arc::new(Shared { fs, clock, evicted, identities: Identities::new() })
     }
 
-    /// The value of the clock, which counts ended changes. A request reads it before it calls the
-    /// back end.
+    /// Returns the value of the clock, which counts ended changes. A request reads the clock before
+    /// it calls the back end.
     pub(super) fn now(&self) -> u64 {
         // ORDERING: SeqCst. `tick` adds one at the end of a change. A request that reads the new
-        // value calls the back end only after the change, or an old answer would be cached. The
-        // clock and `evicted` are compared, so their accesses need one order.
+        // value must call the back end after the change. Otherwise an old answer would be cached.
+        // The clock and `evicted` are compared, so their accesses need one order.
         self.clock.load(Ordering::SeqCst)
     }
 
     fn tick(&self) -> u64 {
         // ORDERING: SeqCst. `now` reads the clock before the back end is called. The addition must
-        // come after the change, in one order with the accesses of `evicted`; otherwise an old
+        // come after the change, in one order with the accesses of `evicted`. Otherwise an old
         // answer would be cached.
         self.clock.fetch_add(1, Ordering::SeqCst) + 1
     }
@@ -133,10 +137,11 @@ impl Inode {
     pub(super) fn new(shared: &Arc<Shared>, attr: &Attr, known: &Known) -> Inode {
         let changed = match known {
             // ORDERING: SeqCst. The destructor of an inode raises `evicted` and then removes the
-            // inode from the index, where `known` did not find it. A smaller value would let old
-            // attributes be cached.
+            // inode from the index. `Known::None` means that the index had no inode of the file, so
+            // `evicted` was raised before. A smaller value would let old attributes be cached.
             Known::None => shared.evicted.load(Ordering::SeqCst),
-            // The earlier inode has not yet raised `evicted`.
+            // An earlier inode of the file may not have raised `evicted` yet. So start with the
+            // current time, which is not before its last change.
             Known::Dying | Known::Inode(_) => shared.now(),
         };
         Inode {
@@ -152,8 +157,8 @@ impl Inode {
         self.identity
     }
 
-    /// If the index has another inode of the same file, returns that inode. The table may be
-    /// dropping it.
+    /// Adds this inode to the index, if no thread has done so before. If the index has another
+    /// inode of the same file, returns that inode. The table may be dropping it.
     pub(super) fn index(self: &Arc<Self>) -> Option<Arc<Inode>> {
         // ORDERING: Relaxed. `is_indexed` guards no data: the swap only selects the one thread that
         // adds the inode.
@@ -161,7 +166,7 @@ impl Inode {
             return None;
         }
         let other = self.shared.identities.add(self);
-        // Another inode of the same file may have changed the file and left the index before
+        // Before `add`, another inode of the same file may have changed the file and left the index
         // (invariant H.3).
         let mut state = self.state.lock();
         // ORDERING: SeqCst. The destructor of another inode raises `evicted` and then removes the
@@ -186,7 +191,7 @@ impl Inode {
         self.number.load(Ordering::Relaxed)
     }
 
-    /// Called when the attributes have changed without this server.
+    /// Drops the cached attributes, because the attributes have changed without this server.
     pub(super) fn invalidate_attributes(&self) {
         let mut state = self.state.lock();
         (state.attr, state.changed) = (None, self.shared.tick());
@@ -197,7 +202,8 @@ impl Drop for Inode {
     fn drop(&mut self) {
         let changed = self.state.get_mut().changed;
         // ORDERING: SeqCst. `new` and `index` load `evicted` after the inode has left the index, so
-        // it must be raised before. Otherwise a new inode of the file would cache old attributes.
+        // this thread must raise `evicted` before. Otherwise a new inode of the file would cache
+        // old attributes.
         self.shared.evicted.fetch_max(changed, Ordering::SeqCst);
         let (ino, generation) = self.identity;
         let forget = || {
@@ -386,8 +392,8 @@ impl AsyncNode {
         Change { node: self.clone(), is_of_names, began, attr: None }
     }
 
-    /// Calls `enter`, which enters a listed name, unless a name of the directory may have changed
-    /// since the page was requested.
+    /// Calls `enter` to enter a listed name into the table. Returns `None` without this call if a
+    /// name of the directory may have changed since the page was requested.
     pub(super) fn enter_listed<T>(&self, asked: u64, enter: impl FnOnce() -> T) -> Option<T> {
         let state = self.inode.state.lock();
         let is_current = state.names_changing == 0
@@ -396,7 +402,8 @@ impl AsyncNode {
         is_current.then(enter)
     }
 
-    /// During `enter`, no notification invalidates a name of this directory.
+    /// Calls `enter` to enter a name that a lookup has found. Until `enter` returns, no
+    /// notification can invalidate a name of this directory.
     pub(super) fn enter_found<T>(&self, enter: impl FnOnce() -> T) -> T {
         let _state = self.inode.state.lock();
         enter()
@@ -424,8 +431,8 @@ impl Drop for Change {
         let shared = &self.node.inode.shared;
         let mut state = self.node.inode.state.lock();
         state.changing -= 1;
-        // If two changes of an inode overlap, it is unknown which of them has the newer attributes,
-        // so cache neither.
+        // If two changes of an inode overlap, it is unknown which of them has the newer attributes.
+        // So cache the attributes of neither.
         let is_alone = state.changing == 0 && state.changed <= self.began;
         state.attr = self.attr.filter(|_| is_alone);
         state.changed = shared.tick();

@@ -25,9 +25,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// `SIGINT`, `SIGTERM` or `SIGHUP`. After a signal it unmounts the mount, so no mount without a
 /// server is left.
 ///
-/// If the mount is in use when a signal comes, the mount is detached, and its users lose the server
-/// when the process ends. If `SIGHUP` was ignored at the start of the process, as under nohup(1),
-/// it stays ignored.
+/// If the mount is in use when a signal comes, the mount is detached. Programs that use it lose the
+/// server when the process ends. If `SIGHUP` was ignored at the start of the process, as under
+/// nohup(1), it stays ignored.
 ///
 /// # Errors
 /// The errors of [`Mount::new`] and [`Mount::wait_or_unmount`].
@@ -48,7 +48,8 @@ pub fn serve(
     options: Options,
     mount: &MountOptions,
 ) -> Result<(), MountError> {
-    // A signal during the mount must not leave the mount behind.
+    // Install the handlers first: a signal must not end the process right after `Mount::new` has
+    // mounted.
     let signals = EndSignals::watch()?;
     Mount::new(fs, path, options, mount)?.wait_or_unmount(signals)
 }
@@ -121,9 +122,9 @@ impl EndSignals {
 }
 
 impl<S: Send + Sync + 'static> Mount<S> {
-    /// Waits until the mount has ended, or one of `signals` comes. After a signal it unmounts the
-    /// mount. A mount in use is detached, and the call does not wait for its users. [`EndSignals`]
-    /// has an example.
+    /// Waits until the mount has ended, or until one of `signals` comes. After a signal, this
+    /// method unmounts the mount. A mount in use is detached, and the method does not wait for the
+    /// programs that use it. [`EndSignals`] has an example.
     ///
     /// # Errors
     /// [`MountError::System`] if a thread that serves requests has failed, or if the mount cannot
@@ -132,8 +133,8 @@ impl<S: Send + Sync + 'static> Mount<S> {
         let EndSignals { sender, events } = signals;
         let point = self.point().clone();
         thread::spawn(move || {
-            // The receiver is gone only after a signal has ended the mount, and then the process
-            // ends soon.
+            // Ignore an error. The receiver is gone only after a signal has ended the mount, and
+            // then the process ends soon.
             let _ = sender.send(Event::Ended(self.wait()));
         });
         match events.recv().expect("the thread that waits for the mount has a sender") {
