@@ -41,6 +41,7 @@ mod xattrs;
 
 pub use counters::Counters;
 pub use files::WriteOrigin;
+pub(crate) use files::checked_target;
 pub use listing::Dirent;
 pub use names::NewFile;
 pub use privileges::SetId;
