@@ -148,34 +148,31 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let dir = self.file(message)?;
         let name = Name::new(message.args().name()?)?;
         let negative_timeout = self.options.negative_timeout;
-        match self.find(&dir, name).await {
-            Err(Errno::NOENT) if !negative_timeout.is_zero() => {
-                Answer::with_body(|body| body.negative_entry(negative_timeout))
-            }
-            found => self.entry(found?),
+        match self.find(&dir, name).await? {
+            Some(found) => self.entry(found),
+            None if negative_timeout.is_zero() => Err(Errno::NOENT),
+            None => Answer::with_body(|body| body.negative_entry(negative_timeout)),
         }
     }
 
-    async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
+    /// Returns `None` for a missing name.
+    ///
+    /// # Errors
+    /// `ENOENT` for a missing name that the kernel must not keep; the errors of the back end.
+    async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Option<Found>, Errno> {
         let mut flight = self.lock(name_key(dir, name)).await;
         if let Some(found) = self.cached_child(dir.number(), name.as_bytes()) {
-            return Ok(found);
+            return Ok(Some(found));
         }
-        let shared = dir.enter_found(|| {
-            let shared = *flight.shared()?;
-            Some(shared.and_then(|(attr, asked)| {
-                Ok((self.enter(dir, name, &attr, Entering::Found)?, attr, asked))
-            }))
-        });
-        if let Some(shared) = shared {
-            let (node, attr, asked) = shared?;
-            return Ok(found(node, attr, asked));
+        let enter = |fetched: &Fetched| self.entered(dir, name, *fetched);
+        if let Some(entered) = dir.enter_found(|| flight.shared().map(enter)) {
+            return Ok(entered?.map(found));
         }
         for _ in 1..TRIES {
-            let (attr, asked) = self.ask(dir, name, &mut flight).await?;
-            let enter = || self.enter(dir, name, &attr, Entering::Found);
-            if let Some(node) = dir.enter_found(|| flight.is_valid().then(enter)) {
-                return Ok(found(node?, attr, asked));
+            let fetched = self.ask(dir, name, &mut flight).await;
+            let enter = || self.entered(dir, name, fetched);
+            if let Some(entered) = dir.enter_found(|| flight.is_valid().then(enter)) {
+                return Ok(entered?.map(found));
             }
         }
         // A notification has invalidated the name during each call. Answer the request, but let
@@ -183,7 +180,24 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let (attr, asked) = self.ask(dir, name, &mut flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);
-        Ok(Found { is_entry_current: false, ..found(node, attr, asked) })
+        Ok(Some(Found { is_entry_current: false, ..found((node, attr, asked)) }))
+    }
+
+    /// Returns `None` for a missing name.
+    fn entered(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        fetched: Fetched,
+    ) -> Result<Option<(AsyncNode, Attr, u64)>, Errno> {
+        match fetched {
+            Ok((attr, asked)) => {
+                let node = self.enter(dir, name, &attr, Entering::Found)?;
+                Ok(Some((node, attr, asked)))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     async fn ask(
@@ -530,7 +544,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-fn found(node: AsyncNode, attr: Attr, asked: u64) -> Found {
+fn found((node, attr, asked): (AsyncNode, Attr, u64)) -> Found {
     let is_current = node.store(&attr, asked);
     Found { node, attr, is_current, is_entry_current: true }
 }

@@ -13,7 +13,7 @@ use corewalk_base::{Condvar, Mutex};
 use super::requests::AsyncDispatcher;
 use super::*;
 use crate::options::{Options, ReaddirPlus, WriteCache};
-use crate::service::{Dispatch as _, Outcome};
+use crate::service::{Dispatch as _, Outcome, Service as _};
 use crate::wire::{Features, Init, Message, Opcode};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -397,13 +397,30 @@ fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
     let answer = rig.send(&message(Opcode::CREATE, ROOT, 2, 1, &create(b"slow\0", 0)));
     rig.wait_for("the creation runs", |rig| rig.has_called("make slow"));
     let name = Name::new(b"slow").unwrap();
-    crate::service::Service::invalidate_name(&*rig.server, ROOT, name, &mut |_, _| ()).unwrap();
+    rig.server.invalidate_name(ROOT, name, &mut |_, _| ()).unwrap();
     rig.fs.gate.set_closed(false);
     let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("the file is made");
     assert_eq!(word(&body, 16), 0, "the kernel must not cache the name");
     rig.taken_calls();
     assert_eq!(rig.lookup(b"slow\0"), Ok(0));
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
+}
+
+/// Another machine reports the directory while the back end is asked for a name below it. The
+/// kernel must not keep from before the report that the name is missing. Trap T25.
+#[test]
+fn trap_t25_missing_name_is_asked_for_again_after_a_report_about_its_directory() {
+    let rig = Rig::new(Options::exclusive());
+    let dir = rig.lookup(b"dir\0").unwrap();
+    rig.taken_calls();
+    rig.fs.gate.set_closed(true);
+    let answer = rig.send(&message(Opcode::LOOKUP, dir, 2, 1, b"slow\0"));
+    rig.wait_for("the lookup runs", |rig| rig.has_called("lookup slow"));
+    rig.server.invalidate_name(ROOT, Name::new(b"dir").unwrap(), &mut |_, _| ()).unwrap();
+    rig.fs.gate.set_closed(false);
+    let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("a missing name");
+    assert_eq!(word(&body, 0), 0);
+    assert_eq!(rig.taken_calls(), ["lookup slow", "lookup slow"]);
 }
 
 /// The kernel has already handled these flags of open(2), so the back end must not get them.
