@@ -282,6 +282,13 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             self.moved(&node, &dir, name);
             return Ok(node);
         }
+        if attr.ino == 0
+            && entering == Entering::Found
+            && let Some(node) = self.hidden_directory(&dir, name, attr)
+        {
+            self.moved(&node, &dir, name);
+            return Ok(node);
+        }
         let inode = Inode::new(&self.shared, attr, &known);
         let node = self.table.entered_if(&dir, name, attr.kind(), inode, is_same)?;
         let node = AsyncNode::new(self.table.owned(node));
@@ -296,7 +303,21 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(node)
     }
 
-    fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
+    /// Without inode numbers, only the name tells that a directory is the one that was invalidated.
+    /// A second node of it would have no files, and a rename could make a loop.
+    fn hidden_directory(
+        &self,
+        dir: &TableNode<'_, Inode>,
+        name: Name<'_>,
+        attr: &Attr,
+    ) -> Option<AsyncNode> {
+        let vfs = self.table.cache();
+        let known = vfs.directories_at(&vfs.inode(dir.ino()).ok()?, name).ok()?;
+        let mut nodes = known.iter().filter_map(|known| self.node(known.ino()).ok());
+        nodes.find(|node| node.kind() == attr.kind() && node.inode().is(attr))
+    }
+
+    pub(super) fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
         if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
             log::debug!("a name is not cached: {error}");
         }

@@ -78,6 +78,7 @@ impl AsyncFileSystem for Fake {
             b"turns" => Ok(Attr::file(8, 1)),
             b"a" => Ok(Attr::dir(21)),
             b"b" => Ok(Attr::dir(22)),
+            b"unnumbered" => Ok(Attr::dir(0)),
             // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request, so
             // `lookup` sees the value.
             b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
@@ -141,7 +142,7 @@ impl AsyncFileSystem for Fake {
         _: RenameMode,
     ) -> Result<(), Errno> {
         self.call(format!("rename {}", String::from_utf8_lossy(from.1.as_bytes())));
-        if from.1.as_bytes() == b"a" {
+        if matches!(from.1.as_bytes(), b"a" | b"unnumbered") {
             self.gate.pass();
         }
         Ok(())
@@ -619,6 +620,42 @@ fn second_rename_that_would_make_a_loop_with_the_first_is_refused() {
     }
     assert!(!rig.has_called("rename b"));
     rig.serve(Opcode::RENAME2, b, &rename(ROOT, 0, b"a\0a\0")).expect("the way back is free");
+}
+
+/// A report makes the table lose the name of a directory, before or during its move. A second
+/// rename that would make a loop with the first one must still be refused.
+#[test]
+fn rename_that_would_make_a_loop_with_that_of_a_lost_name_is_refused() {
+    for options in [Options::exclusive(), Options::shared()] {
+        for (name, is_lost_before) in [("a", true), ("a", false), ("unnumbered", true)] {
+            let rig = Rig::new(options.clone());
+            let a = rig.lookup(format!("{name}\0").as_bytes()).unwrap();
+            let b = rig.lookup(b"b\0").unwrap();
+            let lose = || {
+                let name = Name::new(name.as_bytes()).unwrap();
+                rig.server.invalidate_name(ROOT, name, &mut |_, _| ()).unwrap();
+            };
+            if is_lost_before {
+                lose();
+            }
+            rig.fs.gate.set_closed(true);
+            let names = format!("{name}\0moved\0");
+            let first = rename(b, 0, names.as_bytes());
+            let first = rig.send(&message(Opcode::RENAME2, ROOT, 42, 1, &first));
+            rig.wait_for("it runs", |rig| rig.has_called(&format!("rename {name}")));
+            if !is_lost_before {
+                lose();
+            }
+            let second = rename(a, 0, b"b\0moved\0");
+            let second = rig.send(&message(Opcode::RENAME2, ROOT, 44, 1, &second));
+            rig.fs.gate.set_closed(false);
+            assert_eq!(first.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
+            let second = second.recv_timeout(PATIENCE).expect("an answer");
+            let what = format!("{name} {is_lost_before} {:?}", options.ownership);
+            assert_eq!(second, Err(Errno::INVAL), "{what}");
+            assert!(!rig.has_called("rename b"));
+        }
+    }
 }
 
 #[test]
