@@ -412,10 +412,10 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         dropped: &mut dyn FnMut(u64, FileKind),
     ) -> Result<(), Errno> {
         let dir = self.node(parent)?;
-        dir.invalidate_name(|| {
-            self.flights.invalidate(&Key::Name(parent, name.as_bytes().into()));
-            self.table.invalidated(&dir.table_node().get(), name)
-        })?;
+        // From now on no older answer enters the table. The names that it has are dropped below,
+        // without the lock of the directory, since `invalidate_node` locks the inodes.
+        let key = Key::Name(parent, name.as_bytes().into());
+        dir.invalidate_name(|| self.flights.invalidate(&key));
         let vfs = self.table.cache();
         let dir = vfs.inode(dir.number())?;
         // As in `invalidate_all`, the calls under way come before the names.
@@ -438,7 +438,8 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64> {
         let mut numbers = self.shared.identities.numbers(ino);
-        if self.node(ino).is_ok_and(|node| node.ino() == ino) {
+        // The index lacks files without an inode number of the back end.
+        if !numbers.contains(&ino) && self.node(ino).is_ok_and(|node| node.ino() == ino) {
             numbers.push(ino);
         }
         numbers

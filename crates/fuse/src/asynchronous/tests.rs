@@ -698,6 +698,18 @@ fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
 }
 
 #[test]
+fn report_invalidates_a_name_once() {
+    let rig = Rig::new(Options::exclusive());
+    let nodes = [&b"a\0"[..], b"b\0", b"dir\0", b"f\0"].map(|name| rig.lookup(name).unwrap());
+    assert_eq!(nodes[3], file().ino, "the node has the number of the back end");
+    assert_eq!(rig.server.nodes_of(file().ino), [nodes[3]]);
+    let invalidations = || rig.server.table.stats().invalidations;
+    let before = invalidations();
+    rig.server.invalidate_name(ROOT, Name::new(b"f").unwrap(), &mut |_, _| ()).unwrap();
+    assert_eq!(invalidations(), before + 1);
+}
+
+#[test]
 fn inode_that_the_table_drops_leaves_the_index() {
     let rig = Rig::new(Options::exclusive());
     let node = rig.lookup(b"f\0").unwrap();
