@@ -208,6 +208,13 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(AsyncNode::new(self.table.owned(node)))
     }
 
+    /// Makes the answers of all calls under way old. The caller then drops the names and attributes
+    /// that the table has, also those that have entered it just before.
+    fn invalidate_calls(&self) {
+        self.flights.invalidate_all();
+        self.shared.report();
+    }
+
     /// Invalidates the attributes of an inode, and the names that are being entered in it.
     fn invalidate_node(&self, number: u64) {
         if let Ok(node) = self.node(number) {
@@ -418,9 +425,8 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         dir.invalidate_name(|| self.flights.invalidate(&key));
         let vfs = self.table.cache();
         let dir = vfs.inode(dir.number())?;
-        // As in `invalidate_all`, the calls under way come before the names.
         if !vfs.directories_at(&dir, name)?.is_empty() {
-            self.flights.invalidate_all();
+            self.invalidate_calls();
         }
         vfs.invalidate_tree(&dir, name, &mut |number, kind| {
             self.invalidate_node(number);
@@ -446,9 +452,7 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
-        // First invalidate the calls under way, so that their answers cannot enter the table. Then
-        // drop the names, also those that have entered it just before.
-        self.flights.invalidate_all();
+        self.invalidate_calls();
         self.table.cache().invalidate_all(&mut |number, kind| {
             self.invalidate_node(number);
             if kind == FileKind::Directory {

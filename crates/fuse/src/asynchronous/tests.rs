@@ -1,12 +1,14 @@
 //! Tests of the messages that the asynchronous server answers.
 
+mod reports;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
 use corewalk::{Attr, Errno, FileKind, FileLock, Make, Name, Opened, Removal, RenameMode};
-use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex};
 
@@ -34,6 +36,10 @@ struct Fake {
     gate: Arc<Gate>,
     /// True after another machine has renamed the directory `dir`.
     is_renamed: AtomicBool,
+    /// The size of a new file with the name `v`.
+    version: AtomicU64,
+    /// The number of running lookups of `v` that have loaded the size.
+    asked: AtomicU64,
 }
 
 #[derive(Default)]
@@ -85,6 +91,13 @@ impl AsyncFileSystem for Fake {
             b"slow" => {
                 self.gate.pass();
                 Err(Errno::NOENT)
+            }
+            b"v" => {
+                // ORDERING: SeqCst. The test changes the size after it has seen `asked`, so this
+                // load comes before the change, in one order.
+                let version = self.version.load(Ordering::SeqCst);
+                self.asked.fetch_add(1, Ordering::SeqCst);
+                Ok(Attr::file(100, version))
             }
             _ => Err(Errno::NOENT),
         }
