@@ -375,7 +375,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::PERM)
     }
 
-    /// Returns the target of a symbolic link. FUSE takes at most 4,095 bytes.
+    /// Returns the target of a symbolic link. For more than 4,095 bytes, a FUSE client gets
+    /// `ENAMETOOLONG`.
     fn readlink(&self, node: Node<'_>) -> Result<Vec<u8>, Errno> {
         Err(Errno::INVAL)
     }

@@ -221,7 +221,8 @@ impl<T: Send + Sync + 'static> InodeTable<T> {
     }
 
     /// Enters a name at which the server has found `node`, which the table knows by another name or
-    /// by none. A directory moves with everything below it. Any other file keeps its old names.
+    /// by none. A directory moves with everything below it. But if its old name was invalidated,
+    /// the table drops the names below it. Any other file keeps its old names.
     ///
     /// Meant for a server whose storage other programs also change. After such a program has moved
     /// or linked a file, a lookup in the storage finds a known file at a new name.

@@ -276,7 +276,8 @@ pub trait PathFileSystem: Send + Sync + 'static {
         Err(Errno::PERM)
     }
 
-    /// Returns the target of a symbolic link. FUSE takes at most 4,095 bytes.
+    /// Returns the target of a symbolic link. For more than 4,095 bytes, a FUSE client gets
+    /// `ENAMETOOLONG`.
     fn readlink(&self, path: &Path) -> Result<PathBuf, Errno> {
         Err(Errno::INVAL)
     }

@@ -29,7 +29,7 @@ use corewalk_base::primitives::{
     unmodelled::AtomicUsize,
 };
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 fn chmod() -> SetAttr {
     SetAttr::default().with_mode(0o4711)
@@ -748,4 +748,44 @@ fn directory_under_two_names_has_one_dentry() {
         };
         assert_eq!(slot(b"/x"), slot(b"/y"), "two dentries of one directory");
     });
+}
+
+/// A report about a directory drops the last reference to a file that is removed meanwhile. Then
+/// `forget` of the back end must run without `topology`, and may move directories. Trap T50.
+#[test]
+fn forget_during_a_report_can_move_directories() {
+    static BY_REPORT: AtomicUsize = AtomicUsize::new(0);
+    check(|| {
+        let (of_hook, reporter) =
+            (Arc::new(OnceLock::<Weak<Vfs>>::new()), Arc::new(OnceLock::new()));
+        let (late, this) = (Arc::clone(&of_hook), Arc::clone(&reporter));
+        let vfs = over(Arc::new(HookedTmpfs::new(move |_: &Tmpfs, call| {
+            let vfs = late.get().and_then(Weak::upgrade);
+            if let (Call::Forget(_), Some(vfs)) = (call, vfs) {
+                let is_report = reporter.get() == Some(&thread::current().id());
+                // ORDERING: Relaxed. Statistic.
+                BY_REPORT.fetch_add(usize::from(is_report), Ordering::Relaxed);
+                rename(&vfs, "x", "y", RenameMode::Exchange);
+            }
+            Ok(())
+        })));
+        let [d, ..] = ["d", "x", "y"].map(|dir| make(&vfs, None, dir, S_IFDIR));
+        make(&vfs, Some("d"), "f", S_IFREG);
+        of_hook.set(Arc::downgrade(&vfs)).unwrap();
+        let report = move |vfs: &Vfs| {
+            this.set(thread::current().id()).unwrap();
+            // One report has few steps at which the removal must come in.
+            for _ in 0..5 {
+                vfs.invalidate_tree(&vfs.root(), name("d"), &mut |_, _| ()).unwrap();
+            }
+        };
+        let remove = move |vfs: &Vfs| {
+            // A lookup of the reported name would wait for `topology`.
+            let d = vfs.inode(d).unwrap();
+            vfs.remove(&Cred::root(), &d, name("f"), Removal::Unlink).unwrap();
+        };
+        run(&vfs, vec![Box::new(report), Box::new(remove)]);
+    });
+    // ORDERING: Relaxed. Statistic.
+    assert!(BY_REPORT.load(Ordering::Relaxed) > 0);
 }

@@ -287,6 +287,15 @@ impl Requests {
     }
 
     fn run(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
+        let reports = self.server.reports();
+        let result = self.run_caught(message, body);
+        if self.server.reports() != reports {
+            body.clear_entry_times(message.header.opcode);
+        }
+        result
+    }
+
+    fn run_caught(&self, message: &Message<'_>, body: &mut Body<'_>) -> Result<(), Errno> {
         let (request, _running) = self.begin(message);
         let run = AssertUnwindSafe(|| request.run(|| self.dispatch(message, &mut *body)));
         catch_unwind(run)

@@ -41,6 +41,7 @@ mod xattrs;
 
 pub use counters::Counters;
 pub use files::WriteOrigin;
+pub(crate) use files::checked_target;
 pub use listing::Dirent;
 pub use names::NewFile;
 pub use privileges::SetId;
@@ -54,6 +55,7 @@ use corewalk::{
     Addressing, Attr, Caller, Caps, Cred, Errno, FileSystem, InodeRef, LookedUp, May, Name,
     SetAttr, Vfs,
 };
+use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
 use crate::credentials::{UserNamespace, prechecked, resolve};
 use crate::lock_owners::LockOwners;
@@ -101,6 +103,8 @@ pub struct Server {
     has_leases: bool,
     lock_owners: LockOwners,
     tallies: Tallies,
+    /// The number of reports about directories.
+    reports: AtomicU64,
     notifier: OnceLock<Notifier>,
     features: OnceLock<(Features, Features)>,
     transport: OnceLock<Box<str>>,
@@ -179,6 +183,7 @@ impl Server {
             has_leases,
             lock_owners: LockOwners::default(),
             tallies: Tallies::default(),
+            reports: AtomicU64::new(0),
             notifier: OnceLock::new(),
             features: OnceLock::new(),
             transport: OnceLock::new(),
@@ -232,6 +237,25 @@ impl Server {
 
     pub(crate) fn device(&self) -> Option<Arc<Device>> {
         self.notifier()?.device()
+    }
+
+    /// Returns the number of reports about directories. A report makes the kernel drop the names
+    /// below the directory. If the number changes during a request, the answer may have a name from
+    /// before the report, and reach the kernel after it. So the kernel must not keep that name.
+    ///
+    /// For a report about the name itself, the kernel waits for the answer before it drops the
+    /// name.
+    pub(crate) fn reports(&self) -> u64 {
+        // ORDERING(reports): Acquire. A request that loads the number of a report must not find a
+        // name that the report has invalidated. Pairs with the addition in `count_report`.
+        self.reports.load(Ordering::Acquire)
+    }
+
+    /// Called after the names are invalidated, and before the kernel is notified.
+    fn count_report(&self) {
+        // ORDERING(reports): Release. The invalidation happens before a request that loads the new
+        // number.
+        self.reports.fetch_add(1, Ordering::Release);
     }
 
     /// Counts a request that panicked.

@@ -52,6 +52,10 @@ impl Timeouts {
         Timeouts { entry, attr, ..self }
     }
 
+    pub(crate) fn without_entry(self) -> Timeouts {
+        Timeouts { entry: Duration::ZERO, ..self }
+    }
+
     pub(crate) fn without_attributes(self) -> Timeouts {
         Timeouts { attr: Duration::ZERO, ..self }
     }

@@ -79,6 +79,13 @@ impl Dcache {
         self.dentries.snapshot(slot).body.is_directory()
     }
 
+    /// Returns true if the name, or all names of its directory, were invalidated. The caller keeps
+    /// directories from moving.
+    pub(crate) fn is_hidden(&self, slot: DentrySlot) -> bool {
+        let key = self.dentries.snapshot(slot).key;
+        key != self.key_of_held(key.parent())
+    }
+
     pub(crate) fn has_inode(&self, slot: DentrySlot) -> bool {
         !self.dentries.snapshot(slot).body.inode().is_none()
     }

@@ -195,7 +195,8 @@ impl<F: PathFileSystem> FileSystem for ByPath<F> {
     }
 
     fn readdir(&self, dir: Node<'_>, cookie: u64, sink: &mut DirSink<'_>) -> Result<(), Errno> {
-        self.listings.read((dir.ino(), path_of(dir)?), cookie, sink, |path, all| {
+        let identity = (dir.ino(), dir.generation());
+        self.listings.read((identity, path_of(dir)?), cookie, sink, |path, all| {
             self.fs.readdir(path, &mut |entry| all.add(entry))
         })
     }

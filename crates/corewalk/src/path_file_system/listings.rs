@@ -9,7 +9,8 @@
 //!
 //! A back end by path lists a directory only as a whole. To list it again for each page would take
 //! quadratic time. So this module keeps a few large listings for the next pages of clients. A
-//! client never gets a page from a listing that is older than that of its first page.
+//! client never gets a page from a listing that is older than that of its first page. Therefore a
+//! listing is not kept if a newer one of its directory has ended before it.
 //!
 //! # Limits
 //! Of two names with the same hash in one directory, the second gets the next free cookie. If the
@@ -55,18 +56,24 @@ struct Kept {
     /// most one: the newest.
     queue: VecDeque<Listing>,
     begun: u64,
-    /// The highest number of a dropped listing. A listing with a lower number is not kept.
-    /// Otherwise a client of the dropped listing could continue with an older one.
-    evicted: u64,
+    /// The directory and the number of each running listing that may be kept. A listing that ends
+    /// removes the older ones of its directory.
+    running: Vec<(Identity, u64)>,
 }
 
-#[derive(Clone)]
+/// The inode number and the generation of a directory, which a rename does not change.
+type Identity = (u64, Option<u64>);
+
 struct Listing {
-    /// The inode number of the directory, which a rename does not change.
-    dir: u64,
-    number: u64,
+    dir: Identity,
     idle: u32,
     entries: Arc<[Listed]>,
+}
+
+struct Running<'a> {
+    listings: &'a Listings,
+    dir: Identity,
+    number: u64,
 }
 
 struct Listed {
@@ -89,7 +96,7 @@ impl Listings {
 
     pub(super) fn read(
         &self,
-        (dir, path): (u64, PathBuf),
+        (dir, path): (Identity, PathBuf),
         cookie: u64,
         sink: &mut DirSink<'_>,
         list: impl FnOnce(&Path, &mut Collector<'_>) -> Result<(), Errno>,
@@ -100,11 +107,11 @@ impl Listings {
         let entries = match kept {
             Some(entries) => entries,
             None => {
-                let number = self.begin();
+                let running = self.begin(dir);
                 let mut all = Collector { hash: &self.hash, entries: Vec::new() };
                 list(&path, &mut all)?;
                 let entries = all.into_entries();
-                self.keep(Listing { dir, number, idle: 0, entries: Arc::clone(&entries) });
+                self.keep(&running, &entries);
                 entries
             }
         };
@@ -119,13 +126,15 @@ impl Listings {
         Ok(())
     }
 
-    fn begin(&self) -> u64 {
+    fn begin(&self, dir: Identity) -> Running<'_> {
         let mut kept = self.kept.lock();
         kept.begun += 1;
-        kept.begun
+        let number = kept.begun;
+        kept.running.push((dir, number));
+        Running { listings: self, dir, number }
     }
 
-    fn get(&self, dir: u64) -> Option<Arc<[Listed]>> {
+    fn get(&self, dir: Identity) -> Option<Arc<[Listed]>> {
         let mut kept = self.kept.lock();
         let at = kept.queue.iter().position(|listing| listing.dir == dir)?;
         let listing = kept.queue.remove(at)?;
@@ -134,23 +143,20 @@ impl Listings {
         Some(entries)
     }
 
-    fn keep(&self, listing: Listing) {
+    fn keep(&self, running: &Running<'_>, entries: &Arc<[Listed]>) {
+        let &Running { dir, number, .. } = running;
         let mut kept = self.kept.lock();
-        let other = kept.queue.iter().position(|other| other.dir == listing.dir);
-        let is_newer = |at: usize| kept.queue[at].number > listing.number;
-        if other.is_some_and(is_newer) {
+        if !kept.running.contains(&(dir, number)) {
             return;
         }
-        let replaced = other.and_then(|at| kept.queue.remove(at));
-        let is_large = listing.entries.len() >= KEPT_ENTRIES_MIN;
-        let is_kept = is_large && listing.number >= kept.evicted;
+        kept.running.retain(|other| other.0 != dir || other.1 > number);
+        let older = kept.queue.iter().position(|listing| listing.dir == dir);
+        let replaced = older.and_then(|at| kept.queue.remove(at));
+        let is_kept = entries.len() >= KEPT_ENTRIES_MIN;
         let is_full = is_kept && kept.queue.len() == KEPT;
         let oldest = if is_full { kept.queue.pop_front() } else { None };
-        if let Some(oldest) = &oldest {
-            kept.evicted = kept.evicted.max(oldest.number);
-        }
         if is_kept {
-            kept.queue.push_back(listing);
+            kept.queue.push_back(Listing { dir, idle: 0, entries: Arc::clone(entries) });
         }
         drop(kept);
         // Freeing a large listing takes long, so do it after the lock is released.
@@ -162,8 +168,6 @@ impl Listings {
         kept.queue.iter_mut().for_each(|listing| listing.idle += 1);
         let all = std::mem::take(&mut kept.queue);
         let (old, used): (Vec<_>, _) = all.into_iter().partition(|it| it.idle > IDLE_MAX);
-        let evicted = old.iter().map(|listing: &Listing| listing.number).max();
-        kept.evicted = kept.evicted.max(evicted.unwrap_or(0));
         kept.queue = used.into();
         drop(kept);
         drop(old);
@@ -199,5 +203,78 @@ impl Listed {
             Some(attr) => DirEntry::from_attr(name, attr, self.cookie),
             None => DirEntry::new(name, self.ino, self.kind, self.cookie),
         }
+    }
+}
+
+/// The back end may fail or panic, so a listing can end without `keep`.
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let this = (self.dir, self.number);
+        self.listings.kept.lock().running.retain(|running| *running != this);
+    }
+}
+
+#[cfg(all(test, not(any(corewalk_loom, corewalk_shuttle))))]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::*;
+
+    const DIR: Identity = (7, None);
+
+    /// Reads a page of up to 100 entries. Returns its names, and moves the cookie on.
+    fn page(
+        listings: &Listings,
+        cookie: &mut u64,
+        list: impl FnOnce() -> (&'static str, usize),
+    ) -> Vec<OsString> {
+        let mut names = Vec::new();
+        let from = *cookie;
+        let mut sink = |entry: DirEntry<'_>| {
+            if names.len() == 100 {
+                return ControlFlow::Break(());
+            }
+            *cookie = entry.cookie;
+            names.push(OsStr::from_bytes(entry.name.as_bytes()).to_owned());
+            ControlFlow::Continue(())
+        };
+        let list = |_: &Path, all: &mut Collector<'_>| {
+            let (prefix, count) = list();
+            (0..count).for_each(|i| {
+                all.add(PathEntry::new(&format!("{prefix}{i}"), FileKind::Regular));
+            });
+            Ok(())
+        };
+        listings.read((DIR, PathBuf::new()), from, &mut sink, list).expect("list the directory");
+        names
+    }
+
+    /// A small listing begins after a large one, ends before it, and is not kept. Its client must
+    /// not get the next page from the large one.
+    #[test]
+    fn client_of_a_small_listing_gets_no_page_of_an_older_large_one() {
+        let listings = Listings::new();
+        let (mut old, mut new) = (0, 0);
+        page(&listings, &mut old, || {
+            page(&listings, &mut new, || ("new", 200));
+            ("old", KEPT_ENTRIES_MIN)
+        });
+        let mut is_asked = false;
+        let names = page(&listings, &mut new, || {
+            is_asked = true;
+            ("new", 200)
+        });
+        assert_eq!(names.len(), 100);
+        assert!(is_asked && names.iter().all(|name| name.as_bytes().starts_with(b"new")));
+        assert!(listings.kept.lock().running.is_empty());
+    }
+
+    #[test]
+    fn listing_that_fails_is_no_longer_running() {
+        let listings = Listings::new();
+        let failed =
+            listings.read((DIR, PathBuf::new()), 0, &mut |_| unreachable!(), |_, _| Err(Errno::IO));
+        assert_eq!(failed, Err(Errno::IO));
+        assert!(listings.kept.lock().running.is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! Invalidation: another program has changed the back end.
 
+use super::held::DentryHold;
 use super::{InodeRef, Vfs};
 use crate::Errno;
 use crate::attr::FileKind;
@@ -130,7 +131,8 @@ impl Vfs {
     ) -> Result<(), Errno> {
         self.invalidate(dir, name)?;
         let dir = self.dir(dir.slot)?;
-        for slot in self.tree(dir.now.slot, name) {
+        let tops = self.dcache.dentries_of_name(dir.now.slot, &self.dcache.lookup_key(name));
+        for slot in self.tree(tops) {
             if let Some(inode) = self.inode_of(slot) {
                 self.invalidate_all_of(&inode, slot, before);
             }
@@ -154,15 +156,26 @@ impl Vfs {
         Ok(inodes.filter(|inode| inode.kind() == FileKind::Directory).collect())
     }
 
-    /// Returns the dentries of a name, and those below it. The caller invalidates them without the
-    /// lock `topology`, because `before` may take other locks. A directory that is moved away
-    /// meanwhile is invalidated at its new place. Names that enter the tree meanwhile come from
-    /// elsewhere, or were asked of the back end after the call began. If a slot gets another
-    /// dentry, that one is invalidated too, which does no harm.
-    fn tree(&self, dir: DentrySlot, name: Name<'_>) -> Vec<DentrySlot> {
+    /// Invalidates the names below a directory, without a call of the back end. The caller may hold
+    /// in-lookup locks.
+    pub(super) fn invalidate_below(&self, dir: &DentryHold<'_>) {
+        // Each cached child holds a reference on the dentry, and so does the caller.
+        if self.dcache.dentries.lockref(dir.slot).count() > 1 {
+            for slot in self.tree(vec![dir.slot]) {
+                self.dcache.invalidate_directory(slot);
+            }
+        }
+    }
+
+    /// Returns `tops` and the dentries below them. The caller invalidates them without the lock
+    /// `topology`, because `before` may take other locks. A directory that is moved away meanwhile
+    /// is invalidated at its new place. Names that enter the tree meanwhile come from elsewhere, or
+    /// were asked of the back end after the call began. If a slot gets another dentry, that one is
+    /// invalidated too, which does no harm.
+    fn tree(&self, tops: Vec<DentrySlot>) -> Vec<DentrySlot> {
         let dcache = &self.dcache;
         let _still = dcache.topology.read_shared();
-        let mut tree = dcache.dentries_of_name(dir, &dcache.lookup_key(name));
+        let mut tree = tops;
         let tops: Vec<DentrySlot> =
             tree.iter().copied().filter(|top| dcache.is_directory(*top)).collect();
         if !tops.is_empty() {

@@ -377,6 +377,10 @@ impl Vfs {
     /// directory. Both names are equal if the old one was invalidated. The caller drops the
     /// returned reference on the old parent.
     ///
+    /// An invalidated name may also differ from the new one: another program has moved the
+    /// directory. Invalidations below the new name have missed the directory since then. So the
+    /// names below it are invalidated now.
+    ///
     /// The move needs the in-lookup lock of the dentry's old name. If another operation holds it,
     /// the dentry stays, and the back end's answer is not cached. This is no error.
     fn splice(
@@ -393,7 +397,7 @@ impl Vfs {
         let old_name = Name::new(old_name.as_bytes()).map_err(|_| Unattached::Loop)?;
         let old_lookup_key = self.dcache.lookup_key(old_name);
         let old_key = self.dcache.in_lookup_key(old_parent, &old_lookup_key);
-        let _old_locked = if old_key == self.dcache.in_lookup_key(dir.now.slot, lookup_key) {
+        let old_locked = if old_key == self.dcache.in_lookup_key(dir.now.slot, lookup_key) {
             None
         } else {
             Some(self.dcache.in_lookup.try_lock(old_key).ok_or(Unattached::Overtaken)?)
@@ -405,12 +409,19 @@ impl Vfs {
             // name.
             return Err(Unattached::Overtaken);
         }
-        let _topology = self.dcache.topology.write();
+        let topology = self.dcache.topology.write();
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        self.move_dentry(hold.slot, &old_lookup_key, key, lookup_key, None, in_lookup)
-            .map_err(|_| Unattached::NoRoom)
+        let was_missed = old_locked.is_some() && self.dcache.is_hidden(hold.slot);
+        let old_parent = self
+            .move_dentry(hold.slot, &old_lookup_key, key, lookup_key, None, in_lookup)
+            .map_err(|_| Unattached::NoRoom)?;
+        drop(topology);
+        if was_missed {
+            self.invalidate_below(hold);
+        }
+        Ok(old_parent)
     }
 
     /// Runs `operation`. It fails if the back end has removed one of `inodes`, although the cache

@@ -3,14 +3,15 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use corewalk::attr::mode::S_IFDIR;
 use corewalk::{
-    ByPath, Cred, DirEntry, Errno, FileKind, FileLock, FileSystem as _, Fsync, InodeFlags,
-    InodeRef, LockKind, Make, May, Name, OpenFlags, PollEvents, Removal, RenameMode, Vfs,
-    VfsOptions,
+    Attr, ByPath, Cred, DirEntry, Errno, FileKind, FileLock, FileSystem as _, Fsync, InodeFlags,
+    InodeRef, LockKind, Make, May, Name, OpenFlags, PathEntry, PathFileSystem, PollEvents, Removal,
+    RenameMode, Vfs, VfsOptions,
 };
 use corewalk_base::primitives::atomic::{AtomicU64, Ordering};
 
@@ -340,6 +341,61 @@ fn listing_of_a_renamed_directory_goes_on_with_its_names() {
     for ((_, names), prefix) in passes.iter().zip(["in-a", "in-b"]) {
         assert_eq!(names.len(), 300);
         assert!(names.iter().all(|name| name.starts_with(prefix)), "{prefix}");
+    }
+}
+
+/// Two directories with one inode number and different generations. The files in a directory have
+/// its name as a prefix.
+struct OneNumber;
+
+impl PathFileSystem for OneNumber {
+    type File = ();
+
+    fn getattr(&self, path: &Path) -> Result<Attr, Errno> {
+        match path.to_str() {
+            Some("") => Ok(Attr::dir(1)),
+            Some("a") => Ok(Attr::dir(7).with_generation(1)),
+            Some("b") => Ok(Attr::dir(7).with_generation(2)),
+            _ => Err(Errno::NOENT),
+        }
+    }
+
+    fn readdir(&self, path: &Path, sink: &mut dyn FnMut(PathEntry<'_>)) -> Result<(), Errno> {
+        for i in 0..300 {
+            let name = format!("{}{i}", path.display());
+            sink(PathEntry::new(&name, FileKind::Regular).with_ino(100 + i));
+        }
+        Ok(())
+    }
+
+    fn open(&self, _: &Path, _: u32) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn read(&self, _: &Path, _: &(), _: u64, _: &mut [u8]) -> Result<usize, Errno> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn listing_goes_on_with_the_names_of_its_generation() {
+    let vfs = Vfs::new(Arc::new(ByPath::new(OneNumber)), VfsOptions::default()).unwrap();
+    let [a, b] = ["a", "b"].map(|text| lookup(&vfs, text));
+    assert_eq!((a.ino(), a.generation(), b.generation()), (b.ino(), 1, 2));
+    let mut cookie = 0;
+    for dir in [&a, &b, &a] {
+        let (from, mut names) = (if dir.generation() == 1 { cookie } else { 0 }, vec![]);
+        let mut sink = |entry: DirEntry<'_>| {
+            if names.len() == 100 {
+                return ControlFlow::Break(());
+            }
+            cookie = if dir.generation() == 1 { entry.cookie } else { cookie };
+            names.push(entry.name.as_bytes().to_vec());
+            ControlFlow::Continue(())
+        };
+        vfs.readdir(dir, from, &mut sink).unwrap();
+        let prefix = [b"a", b"b"][dir.generation() as usize - 1];
+        assert!(names.len() == 100 && names.iter().all(|name| name.starts_with(prefix)));
     }
 }
 

@@ -8,6 +8,7 @@ mod fixtures;
 mod fuzz;
 mod histories;
 mod ino_reuse;
+mod invalidated;
 mod listed;
 mod model;
 mod modes;

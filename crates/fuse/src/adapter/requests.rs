@@ -5,6 +5,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use corewalk::attr::mode;
@@ -22,6 +23,35 @@ use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, XattrAnswer};
 use crate::timeouts::Timeouts;
 
+/// The times of the names in the answer to one request.
+struct Times {
+    server: Arc<Server>,
+    reports: u64,
+}
+
+impl Times {
+    fn begin(server: &Arc<Server>) -> Times {
+        Times { server: Arc::clone(server), reports: server.reports() }
+    }
+
+    fn of(&self, attr: &Attr) -> Timeouts {
+        self.of_name(Timeouts::of(self.server.options()).set_by(attr))
+    }
+
+    fn of_absent(&self) -> Duration {
+        let default = self.server.options().negative_timeout;
+        self.of_name(Timeouts::of(self.server.options()).of_absent(None, default)).entry
+    }
+
+    /// The kernel must not keep a name if a report came during the request.
+    fn of_name(&self, timeouts: Timeouts) -> Timeouts {
+        match self.server.reports() == self.reports {
+            true => timeouts,
+            false => timeouts.without_entry(),
+        }
+    }
+}
+
 impl Adapter {
     fn make(
         &self,
@@ -31,9 +61,8 @@ impl Adapter {
         new: &NewFile<'_>,
         reply: ReplyEntry,
     ) {
-        let name = name.as_bytes();
+        let (name, times) = (name.as_bytes(), Times::begin(&self.server));
         let result = self.guarded(caller, |server| server.make(caller, parent, name, new));
-        let timeouts = Timeouts::of(self.server.options());
         let retry = || -> Retry<EntryOut> {
             let (name, target, new) =
                 (name.to_vec(), new.target.to_vec(), (new.mode, new.umask, new.rdev));
@@ -42,7 +71,7 @@ impl Adapter {
                 server.make(caller, parent, &name, &new.with_target(&target))
             })
         };
-        self.answer_or_retry(caller, result, retry, move |result| entry(timeouts, result, reply));
+        self.answer_or_retry(caller, result, retry, move |result| entry(&times, result, reply));
     }
 
     /// Serves an fsync. If the back end may wait, the fsync runs on an offload thread, which also
@@ -66,10 +95,10 @@ impl Adapter {
     }
 }
 
-fn entry(timeouts: Timeouts, result: Result<EntryOut, Errno>, reply: ReplyEntry) {
+fn entry(times: &Times, result: Result<EntryOut, Errno>, reply: ReplyEntry) {
     match result {
         Ok(entry) => {
-            let timeouts = timeouts.set_by(&entry.attr);
+            let timeouts = times.of(&entry.attr);
             reply.entry_with_ttls(
                 &timeouts.attr,
                 &timeouts.entry,
@@ -89,14 +118,14 @@ fn attributes(timeouts: Timeouts, result: Result<Attr, Errno>, reply: ReplyAttr)
 }
 
 fn created(
-    timeouts: Timeouts,
+    times: &Times,
     kept: FopenFlags,
     result: Result<(EntryOut, Opened), Errno>,
     reply: ReplyCreate,
 ) {
     match result {
         Ok((entry, opened)) => reply.created(
-            &timeouts.set_by(&entry.attr).shorter(),
+            &times.of(&entry.attr).shorter(),
             &convert::attr(&entry.attr),
             Generation(entry.generation),
             FileHandle(opened.handle),
@@ -135,9 +164,9 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let caller = caller(request);
+        let (caller, times) = (caller(request), Times::begin(&self.server));
         let found = self.guarded(caller, |server| server.lookup(caller, parent.0, name.as_bytes()));
-        let negative_timeout = self.server.options().negative_timeout;
+        let negative_timeout = times.of_absent();
         match found {
             Err(Errno::ENOENT) if !negative_timeout.is_zero() => {
                 reply.entry_with_ttls(
@@ -147,7 +176,7 @@ impl Filesystem for Adapter {
                     Generation(0),
                 );
             }
-            found => entry(Timeouts::of(self.server.options()), found, reply),
+            found => entry(&times, found, reply),
         }
     }
 
@@ -291,13 +320,13 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let (caller, name) = (caller(request), newname.as_bytes());
+        let times = Times::begin(&self.server);
         let linked = self.guarded(caller, |server| server.link(caller, ino.0, newparent.0, name));
         let retry = || -> Retry<EntryOut> {
             let name = name.to_vec();
             Box::new(move |server| server.link(caller, ino.0, newparent.0, &name))
         };
-        let timeouts = Timeouts::of(self.server.options());
-        self.answer_or_retry(caller, linked, retry, move |linked| entry(timeouts, linked, reply));
+        self.answer_or_retry(caller, linked, retry, move |linked| entry(&times, linked, reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -458,14 +487,14 @@ impl Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut taken = 0_usize;
-        let timeouts = Timeouts::of(self.server.options());
+        let times = Times::begin(&self.server);
         let listed = self.guarded(caller(request), |server| {
             server.readdirplus(ino.0, fh.0, offset, &mut |entry, attr| {
                 // If the lookup of the entry has failed, the node number is 0. Report such an entry
                 // with a timeout of 0, so that the kernel looks its name up when a program uses it.
                 let (attr, timeout) = match entry.node {
                     0 => (attr.with_ino(NO_NODE), Duration::ZERO),
-                    _ => (*attr, timeouts.set_by(attr).shorter()),
+                    _ => (*attr, times.of(attr).shorter()),
                 };
                 let is_full = reply.add(
                     INodeNo(attr.ino),
@@ -579,6 +608,7 @@ impl Filesystem for Adapter {
             Opening::Asked(kept) => kept,
             Opening::Free => FopenFlags::FOPEN_KEEP_CACHE,
         };
+        let times = Times::begin(&self.server);
         let result =
             self.guarded(caller, |server| server.create(caller, parent.0, name, &new, flags));
         let retry = || -> Retry<(EntryOut, Opened)> {
@@ -586,9 +616,8 @@ impl Filesystem for Adapter {
             let new = NewFile { mode, umask, ..NewFile::default() };
             Box::new(move |server| server.create(caller, parent.0, &name, &new, flags))
         };
-        let timeouts = Timeouts::of(self.server.options());
         self.answer_or_retry(caller, result, retry, move |result| {
-            created(timeouts, kept, result, reply)
+            created(&times, kept, result, reply)
         });
     }
 

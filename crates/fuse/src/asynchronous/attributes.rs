@@ -10,9 +10,8 @@ use super::under_way::Request;
 use super::{AsyncFileSystem, AsyncNode};
 use crate::dispatch::{GETATTR_HANDLE, attributes_to_set};
 use crate::mount::Pages;
+use crate::server::checked_target;
 use crate::wire::{Body, Message, Opcode};
-
-const PATH_MAX: usize = 4096;
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) fn cached_getattr(&self, message: &Message<'_>, body: &mut Body<'_>) -> Cached {
@@ -82,10 +81,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
 
     pub(super) async fn readlink(&self, message: &Message<'_>) -> Result<Answer, Errno> {
         let node = self.file(message)?;
-        match self.fs.readlink(&node).await? {
-            target if target.len() < PATH_MAX => Ok(Answer::from(target)),
-            _ => Err(Errno::NAMETOOLONG),
-        }
+        checked_target(self.fs.readlink(&node).await?).map(Answer::from)
     }
 
     pub(super) async fn statfs(&self) -> Result<Answer, Errno> {

@@ -9,6 +9,10 @@
 //! it checks in the table that the new parent is not below the moved directory. The check of the
 //! kernel is not enough. If the client of a rename is killed, the kernel allows the next rename
 //! before the first one has ended. The two renames could then move two directories into each other.
+//!
+//! The check needs the parent of each directory that the kernel knows. So a rename first enters a
+//! name that the table has lost. It also moves the directory in the table if its name was
+//! invalidated meanwhile.
 
 use std::time::Duration;
 
@@ -20,7 +24,6 @@ use super::answer::Answer;
 use super::attributes::checked;
 use super::files::CREATION_FLAGS;
 use super::flights::Flight;
-use super::identities::{Identity, Known};
 use super::node::Change;
 use super::requests::{Cached, Miss};
 use super::server::{AsyncServer, Entering, Fetched, Found, Key};
@@ -78,45 +81,15 @@ impl<F: AsyncFileSystem> Drop for NameChange<'_, F> {
     }
 }
 
-enum Child {
-    None,
-    Node(AsyncNode),
-    Identity(Identity, FileKind),
-}
-
-impl Child {
-    fn is_directory(&self) -> bool {
-        match self {
-            Child::None => false,
-            Child::Node(node) => node.kind() == FileKind::Directory,
-            Child::Identity(_, kind) => *kind == FileKind::Directory,
-        }
-    }
-}
-
 /// The locks of a rename, and the files that it moves.
 struct Renaming<'s> {
     _topology: Option<Flight<'s, Key, Fetched>>,
     first: Flight<'s, Key, Fetched>,
     second: Option<Flight<'s, Key, Fetched>>,
-    children: [Child; 2],
+    children: [Option<AsyncNode>; 2],
 }
 
 type NameOf<'n> = (&'n AsyncNode, Name<'n>);
-
-struct ChildChange<'s, F: AsyncFileSystem> {
-    server: &'s AsyncServer<F>,
-    identity: Option<Identity>,
-    _change: Option<Change>,
-}
-
-impl<F: AsyncFileSystem> Drop for ChildChange<'_, F> {
-    fn drop(&mut self) {
-        if let Some(node) = self.identity.and_then(|identity| self.server.known(identity)) {
-            node.inode().invalidate_attributes();
-        }
-    }
-}
 
 impl<F: AsyncFileSystem> AsyncServer<F> {
     pub(super) fn forget(&self, message: &Message<'_>) {
@@ -148,42 +121,69 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let dir = self.file(message)?;
         let name = Name::new(message.args().name()?)?;
         let negative_timeout = self.options.negative_timeout;
-        match self.find(&dir, name).await {
-            Err(Errno::NOENT) if !negative_timeout.is_zero() => {
-                Answer::with_body(|body| body.negative_entry(negative_timeout))
-            }
-            found => self.entry(found?),
+        match self.find(&dir, name).await? {
+            Some(found) => self.entry(found),
+            None if negative_timeout.is_zero() => Err(Errno::NOENT),
+            None => Answer::with_body(|body| body.negative_entry(negative_timeout)),
         }
     }
 
-    async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Found, Errno> {
+    /// Returns `None` for a missing name.
+    ///
+    /// # Errors
+    /// `ENOENT` for a missing name that the kernel must not keep; the errors of the back end.
+    async fn find(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Option<Found>, Errno> {
         let mut flight = self.lock(name_key(dir, name)).await;
         if let Some(found) = self.cached_child(dir.number(), name.as_bytes()) {
-            return Ok(found);
+            return Ok(Some(found));
         }
-        let shared = dir.enter_found(|| {
-            let shared = *flight.shared()?;
-            Some(shared.and_then(|(attr, asked)| {
-                Ok((self.enter(dir, name, &attr, Entering::Found)?, attr, asked))
-            }))
-        });
-        if let Some(shared) = shared {
-            let (node, attr, asked) = shared?;
-            return Ok(found(node, attr, asked));
+        let enter = |fetched: &Fetched| self.entered(dir, name, *fetched);
+        if let Some(entered) = dir.enter_found(|| flight.shared().map(enter)) {
+            return Ok(entered?.map(found));
         }
+        self.ask_and_enter(dir, name, &mut flight).await
+    }
+
+    /// Returns `None` for a missing name.
+    ///
+    /// # Errors
+    /// The errors of [`AsyncServer::find`].
+    async fn ask_and_enter(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        flight: &mut Flight<'_, Key, Fetched>,
+    ) -> Result<Option<Found>, Errno> {
         for _ in 1..TRIES {
-            let (attr, asked) = self.ask(dir, name, &mut flight).await?;
-            let enter = || self.enter(dir, name, &attr, Entering::Found);
-            if let Some(node) = dir.enter_found(|| flight.is_valid().then(enter)) {
-                return Ok(found(node?, attr, asked));
+            let fetched = self.ask(dir, name, flight).await;
+            let enter = || self.entered(dir, name, fetched);
+            if let Some(entered) = dir.enter_found(|| flight.is_valid().then(enter)) {
+                return Ok(entered?.map(found));
             }
         }
         // A notification has invalidated the name during each call. Answer the request, but let
         // neither the table nor the kernel keep the name.
-        let (attr, asked) = self.ask(dir, name, &mut flight).await?;
+        let (attr, asked) = self.ask(dir, name, flight).await?;
         let node = self.enter(dir, name, &attr, Entering::Found)?;
         let _ = self.table.invalidated(&dir.table_node().get(), name);
-        Ok(Found { is_entry_current: false, ..found(node, attr, asked) })
+        Ok(Some(Found { is_entry_current: false, ..found((node, attr, asked)) }))
+    }
+
+    /// Returns `None` for a missing name.
+    fn entered(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        fetched: Fetched,
+    ) -> Result<Option<(AsyncNode, Attr, u64)>, Errno> {
+        match fetched {
+            Ok((attr, asked)) => {
+                let node = self.enter(dir, name, &attr, Entering::Found)?;
+                Ok(Some((node, attr, asked)))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     async fn ask(
@@ -357,9 +357,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             _ => Removal::Unlink,
         };
         let mut flight = self.lock(name_key(&dir, name)).await;
-        let child = self.child(&dir, name).await?;
+        let child = self.victim(&dir, name, &mut flight).await?;
         let change = NameChange::begin(self, request, &dir, name)?;
-        let _change_of_child = self.begin_child(request, child)?;
+        let _change_of_child = child.map(|child| begin(request, &child)).transpose()?;
         flight.clear();
         let removed = self.fs.remove(&dir, name, removal).await;
         let is_told = match removed {
@@ -388,32 +388,55 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             _ => return Err(Errno::INVAL),
         };
         let (old, new) = (Name::new(args.name()?)?, Name::new(args.name()?)?);
-        let Renaming { _topology, mut first, mut second, children: [old_child, new_child] } =
+        let Renaming { _topology, mut first, mut second, children } =
             self.lock_rename((&from, old), (&to, new), mode).await?;
         let changes = [
             NameChange::begin(self, request, &from, old)?,
             NameChange::begin(self, request, &to, new)?,
         ];
-        let _changes_of_children =
-            [self.begin_child(request, old_child)?, self.begin_child(request, new_child)?];
+        let changes_of_children: Result<Vec<Change>, Errno> =
+            children.iter().flatten().map(|child| begin(request, child)).collect();
+        let _changes_of_children = changes_of_children?;
         let flights = [Some(&mut first), second.as_mut()].into_iter().flatten();
         flights.for_each(|flight| {
             flight.clear();
             flight.ask();
         });
         let renamed = self.fs.rename((&from, old), (&to, new), mode).await;
-        let (from, to) = (from.table_node().get(), to.table_node().get());
-        let is_told = match (renamed, mode) {
-            (Ok(()), RenameMode::Exchange) => {
-                self.table.exchanged((&from, old), (&to, new)).is_ok()
-            }
-            (Ok(()), _) => self.table.renamed((&from, old), (&to, new)).is_ok(),
-            (Err(error), _) => error != Errno::NOENT && error != Errno::EXIST,
+        let is_told = match renamed {
+            Ok(()) => self.tell_renamed((&from, old), (&to, new), mode, children),
+            Err(error) => error != Errno::NOENT && error != Errno::EXIST,
         };
         if is_told && first.is_valid() && second.is_none_or(|second| second.is_valid()) {
             changes.into_iter().for_each(NameChange::end);
         }
         renamed.map(|()| Answer::default())
+    }
+
+    /// Returns true if the table has the result. Otherwise the caller makes it drop both names.
+    fn tell_renamed(
+        &self,
+        (from, old): NameOf<'_>,
+        (to, new): NameOf<'_>,
+        mode: RenameMode,
+        [old_child, new_child]: [Option<AsyncNode>; 2],
+    ) -> bool {
+        let (from, to) = (from.table_node().get(), to.table_node().get());
+        let told = match mode {
+            RenameMode::Exchange => self.table.exchanged((&from, old), (&to, new)),
+            _ => self.table.renamed((&from, old), (&to, new)),
+        };
+        // If a name was invalidated meanwhile, the table has not moved its directory. It must have
+        // the new place, or it would miss a loop that a later rename makes.
+        if let Some(child) = old_child.filter(is_directory) {
+            self.moved(&child, &to, new);
+        }
+        if let Some(child) = new_child.filter(is_directory)
+            && mode == RenameMode::Exchange
+        {
+            self.moved(&child, &from, old);
+        }
+        told.is_ok()
     }
 
     /// Locks the names of a rename, and [`Key::Topology`] if a directory moves to another parent.
@@ -429,13 +452,24 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let mut topology = None;
         loop {
             let keys = (name_key(from.0, from.1), name_key(to.0, to.1));
+            let is_old_first = keys.0 <= keys.1;
             let names = self.flights.lock_both(keys.0, keys.1);
-            let (first, second) = self.under_way.wait_for(names).await;
-            let old = self.child(from.0, from.1).await?;
-            let new = self.child(to.0, to.1).await?;
+            let (mut first, mut second) = self.under_way.wait_for(names).await;
+            if let Some(second) = &mut second
+                && !is_old_first
+            {
+                std::mem::swap(&mut first, second);
+            }
+            let old = self.child(from.0, from.1, &mut first).await?;
+            let flight = second.as_mut().unwrap_or(&mut first);
             let is_exchange = mode == RenameMode::Exchange;
+            let new = match is_exchange {
+                true => self.child(to.0, to.1, flight).await?,
+                false => self.victim(to.0, to.1, flight).await?,
+            };
+            let (moved, other) = (old.as_ref(), new.as_ref().filter(|_| is_exchange));
             let moves_directory = from.0.number() != to.0.number()
-                && (old.is_directory() || is_exchange && new.is_directory());
+                && (moved.is_some_and(is_directory) || other.is_some_and(is_directory));
             if moves_directory && topology.is_none() {
                 // Only a holder of the names knows whether they are directories, but the key of the
                 // moves precedes those of the names.
@@ -443,8 +477,10 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
                 topology = Some(self.lock(Key::Topology).await);
                 continue;
             }
-            let makes_loop =
-                || self.is_above(&old, to.0) || is_exchange && self.is_above(&new, from.0);
+            let makes_loop = || {
+                moved.is_some_and(|moved| self.is_above(moved, to.0))
+                    || other.is_some_and(|other| self.is_above(other, from.0))
+            };
             if moves_directory && makes_loop() {
                 return Err(Errno::INVAL);
             }
@@ -452,18 +488,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         }
     }
 
-    /// Returns true if `dir` is the directory `child`, or is below it. The caller has locked
-    /// [`Key::Topology`].
-    fn is_above(&self, child: &Child, dir: &AsyncNode) -> bool {
-        let top = match child {
-            Child::Node(node) => node.number(),
-            Child::Identity(identity, _) => match self.known(*identity) {
-                Some(node) => node.number(),
-                // The table knows nothing below the directory.
-                None => return false,
-            },
-            Child::None => return false,
-        };
+    /// Returns true if `dir` is `child`, or is below it. The caller has locked [`Key::Topology`].
+    fn is_above(&self, child: &AsyncNode, dir: &AsyncNode) -> bool {
+        let top = child.number();
         let mut at = dir.number();
         while at != top {
             // If a directory above `dir` was removed, the back end answers the rename.
@@ -476,44 +503,43 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         true
     }
 
-    /// The caller has locked the name. If the table may have lost the name, the back end is asked
-    /// for the identity of the inode.
-    async fn child(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Child, Errno> {
-        if let Ok(node) = self.table.child(dir.number(), name.as_bytes()) {
-            return Ok(Child::Node(AsyncNode::new(self.table.owned(node))));
-        }
+    /// Returns the file of a name, which the caller has locked. Asks the back end if the table may
+    /// have lost the name.
+    async fn child(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        flight: &mut Flight<'_, Key, Fetched>,
+    ) -> Result<Option<AsyncNode>, Errno> {
         let stats = self.table.stats();
         let has_lost_names = stats.reclaimed > 0 || stats.invalidations > 0;
-        if !self.is_exclusive() || !has_lost_names {
-            return Ok(Child::None);
-        }
-        match self.fs.lookup(dir, name).await {
-            Ok(attr) => Ok(Child::Identity((attr.ino, attr.generation), attr.kind())),
-            Err(Errno::NOENT) => Ok(Child::None),
-            Err(error) => Err(error),
+        match self.known_child(dir, name) {
+            None if has_lost_names => match self.ask_and_enter(dir, name, flight).await {
+                Ok(found) => Ok(found.map(|found| found.node)),
+                Err(Errno::NOENT) => Ok(None),
+                Err(error) => Err(error),
+            },
+            child => Ok(child),
         }
     }
 
-    fn begin_child<'s>(
-        &'s self,
-        request: &Request,
-        child: Child,
-    ) -> Result<ChildChange<'s, F>, Errno> {
-        let (node, identity) = match child {
-            Child::None => (None, None),
-            Child::Node(node) => (Some(node), None),
-            Child::Identity(identity, _) => (self.known(identity), Some(identity)),
-        };
-        let change = node.map(|node| begin(request, &node)).transpose()?;
-        let identity = if change.is_none() { identity } else { None };
-        Ok(ChildChange { server: self, identity, _change: change })
+    /// Returns the file whose attributes change because it loses a name. If other programs may
+    /// change files, none are cached, and the back end is not asked.
+    async fn victim(
+        &self,
+        dir: &AsyncNode,
+        name: Name<'_>,
+        flight: &mut Flight<'_, Key, Fetched>,
+    ) -> Result<Option<AsyncNode>, Errno> {
+        match self.is_exclusive() {
+            true => self.child(dir, name, flight).await,
+            false => Ok(self.known_child(dir, name)),
+        }
     }
 
-    fn known(&self, identity: Identity) -> Option<AsyncNode> {
-        match self.shared.identities.find(identity) {
-            Known::Inode(inode) => self.node(inode.number()).ok(),
-            Known::None | Known::Dying => None,
-        }
+    fn known_child(&self, dir: &AsyncNode, name: Name<'_>) -> Option<AsyncNode> {
+        let node = self.table.child(dir.number(), name.as_bytes()).ok()?;
+        Some(AsyncNode::new(self.table.owned(node)))
     }
 
     fn entry(&self, found: Found) -> Result<Answer, Errno> {
@@ -530,9 +556,13 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
     }
 }
 
-fn found(node: AsyncNode, attr: Attr, asked: u64) -> Found {
+fn found((node, attr, asked): (AsyncNode, Attr, u64)) -> Found {
     let is_current = node.store(&attr, asked);
     Found { node, attr, is_current, is_entry_current: true }
+}
+
+fn is_directory(node: &AsyncNode) -> bool {
+    node.kind() == FileKind::Directory
 }
 
 fn begin(request: &Request, node: &AsyncNode) -> Result<Change, Errno> {

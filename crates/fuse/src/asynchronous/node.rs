@@ -15,6 +15,9 @@
 //! - H.3: when an inode is dropped, `Shared::evicted` is raised to the time at which the inode's
 //!   last change ended. A new inode of the same file starts with that value. So the new inode
 //!   cannot cache attributes from before the change.
+//! - H.4: an answer from before a report about a directory is not cached after the report, for any
+//!   inode. A lookup may enter an inode below the directory after the report has collected those
+//!   that the table has.
 //!
 //! # Locks
 //! - The mutex `Inode::state` protects the attributes and times of an inode. For a directory, it is
@@ -30,7 +33,7 @@ use std::sync::Arc;
 
 use corewalk::{Attr, Caller, Errno, FileKind, InodeTable, OwnedTableNode};
 use corewalk_base::Mutex;
-use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use super::AsyncFileSystem;
 use super::identities::{Identities, Identity, Known};
@@ -67,6 +70,8 @@ pub(super) struct Shared {
     /// The largest value of `State::changed` that a dropped inode had. A new inode starts with it,
     /// because a dropped inode may have been of the same file (invariant H.3).
     evicted: AtomicU64,
+    /// Value of the clock at the last report about a directory (invariant H.4).
+    reported: AtomicU64,
     pub(super) identities: Identities,
 }
 
@@ -112,8 +117,8 @@ pub(super) struct Change {
 
 impl Shared {
     pub(super) fn new<F: AsyncFileSystem>(fs: Arc<F>) -> Arc<Shared> {
-        let (clock, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Shared { fs, clock, evicted, identities: Identities::new() })
+        let [clock, evicted, reported] = [0; 3].map(AtomicU64::new);
+        Arc::new(Shared { fs, clock, evicted, reported, identities: Identities::new() })
     }
 
     /// Returns the value of the clock, which counts ended changes. A request reads the clock before
@@ -123,6 +128,17 @@ impl Shared {
         // value must call the back end after the change. Otherwise an old answer would be cached.
         // The clock and `evicted` are compared, so their accesses need one order.
         self.clock.load(Ordering::SeqCst)
+    }
+
+    /// Called before a report about a directory collects the inodes below it.
+    pub(super) fn report(&self) {
+        let now = self.tick();
+        // ORDERING: Relaxed. The fence below orders the store before the look at the table.
+        self.reported.fetch_max(now, Ordering::Relaxed);
+        // ORDERING(report): SeqCst fence. The report stores its time and then looks at the table. A
+        // lookup enters an inode, has a fence in `AsyncNode::store`, and then loads the time.
+        // Without fences, the report could miss the inode and the lookup the report.
+        fence(Ordering::SeqCst);
     }
 
     fn tick(&self) -> u64 {
@@ -367,7 +383,14 @@ impl AsyncNode {
 
     pub(super) fn store(&self, attr: &Attr, asked: u64) -> bool {
         let mut state = self.inode.state.lock();
-        let is_current = state.changing == 0 && state.changed <= asked && state.asked <= asked;
+        // ORDERING(report): SeqCst fence. The inode entered the table before. `Shared::report`
+        // stores the time of the report, has a fence, and then looks at the table. Without fences,
+        // an old answer could be cached.
+        fence(Ordering::SeqCst);
+        // ORDERING: Relaxed. The fence above orders the load after the entry of the inode.
+        let reported = self.inode.shared.reported.load(Ordering::Relaxed);
+        let changed = state.changed.max(reported);
+        let is_current = state.changing == 0 && changed <= asked && state.asked <= asked;
         if is_current {
             (state.attr, state.asked) = (Some(*attr), asked);
         }

@@ -209,6 +209,13 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(AsyncNode::new(self.table.owned(node)))
     }
 
+    /// Makes the answers of all calls under way old. The caller then drops the names and attributes
+    /// that the table has, also those that have entered it just before.
+    fn invalidate_calls(&self) {
+        self.flights.invalidate_all();
+        self.shared.report();
+    }
+
     /// Invalidates the attributes of an inode, and the names that are being entered in it.
     fn invalidate_node(&self, number: u64) {
         if let Ok(node) = self.node(number) {
@@ -283,6 +290,13 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             self.moved(&node, &dir, name);
             return Ok(node);
         }
+        if attr.ino == 0
+            && entering == Entering::Found
+            && let Some(node) = self.hidden_directory(&dir, name, attr)
+        {
+            self.moved(&node, &dir, name);
+            return Ok(node);
+        }
         let inode = Inode::new(&self.shared, attr, &known);
         let node = self.table.entered_if(&dir, name, attr.kind(), inode, is_same)?;
         let node = AsyncNode::new(self.table.owned(node));
@@ -297,7 +311,21 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         Ok(node)
     }
 
-    fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
+    /// Without inode numbers, only the name tells that a directory is the one that was invalidated.
+    /// A second node of it would have no files, and a rename could make a loop.
+    fn hidden_directory(
+        &self,
+        dir: &TableNode<'_, Inode>,
+        name: Name<'_>,
+        attr: &Attr,
+    ) -> Option<AsyncNode> {
+        let vfs = self.table.cache();
+        let known = vfs.directories_at(&vfs.inode(dir.ino()).ok()?, name).ok()?;
+        let mut nodes = known.iter().filter_map(|known| self.node(known.ino()).ok());
+        nodes.find(|node| node.kind() == attr.kind() && node.inode().is(attr))
+    }
+
+    pub(super) fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
         if let Err(error) = self.table.moved(&node.table_node().get(), dir, name) {
             log::debug!("a name is not cached: {error}");
         }
@@ -392,15 +420,14 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         dropped: &mut dyn FnMut(u64, FileKind),
     ) -> Result<(), Errno> {
         let dir = self.node(parent)?;
-        dir.invalidate_name(|| {
-            self.flights.invalidate(&Key::Name(parent, name.as_bytes().into()));
-            self.table.invalidated(&dir.table_node().get(), name)
-        })?;
+        // From now on no older answer enters the table. The names that it has are dropped below,
+        // without the lock of the directory, since `invalidate_node` locks the inodes.
+        let key = Key::Name(parent, name.as_bytes().into());
+        dir.invalidate_name(|| self.flights.invalidate(&key));
         let vfs = self.table.cache();
         let dir = vfs.inode(dir.number())?;
-        // As in `invalidate_all`, the calls under way come before the names.
         if !vfs.directories_at(&dir, name)?.is_empty() {
-            self.flights.invalidate_all();
+            self.invalidate_calls();
         }
         vfs.invalidate_tree(&dir, name, &mut |number, kind| {
             self.invalidate_node(number);
@@ -418,16 +445,15 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
 
     fn nodes_of(&self, ino: u64) -> Vec<u64> {
         let mut numbers = self.shared.identities.numbers(ino);
-        if self.node(ino).is_ok_and(|node| node.ino() == ino) {
+        // The index lacks files without an inode number of the back end.
+        if !numbers.contains(&ino) && self.node(ino).is_ok_and(|node| node.ino() == ino) {
             numbers.push(ino);
         }
         numbers
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
-        // First invalidate the calls under way, so that their answers cannot enter the table. Then
-        // drop the names, also those that have entered it just before.
-        self.flights.invalidate_all();
+        self.invalidate_calls();
         self.table.cache().invalidate_all(&mut |number, kind| {
             self.invalidate_node(number);
             if kind == FileKind::Directory {

@@ -1,19 +1,21 @@
 //! Tests of the asynchronous server. Each test sends messages to the server, as the kernel would.
 
+mod reports;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
 use corewalk::{Attr, Errno, FileKind, FileLock, Make, Name, Opened, Removal, RenameMode};
-use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
 use corewalk_base::{Condvar, Mutex};
 
 use super::requests::AsyncDispatcher;
 use super::*;
 use crate::options::{Options, ReaddirPlus, WriteCache};
-use crate::service::{Dispatch as _, Outcome};
+use crate::service::{Dispatch as _, Outcome, Service as _};
 use crate::wire::{Features, Init, Message, Opcode};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,6 +36,10 @@ struct Fake {
     gate: Arc<Gate>,
     /// True after another machine has renamed the directory `dir`.
     is_renamed: AtomicBool,
+    /// The size of a new file with the name `v`.
+    version: AtomicU64,
+    /// The number of running lookups of `v` that have loaded the size.
+    asked: AtomicU64,
 }
 
 #[derive(Default)]
@@ -78,12 +84,20 @@ impl AsyncFileSystem for Fake {
             b"turns" => Ok(Attr::file(8, 1)),
             b"a" => Ok(Attr::dir(21)),
             b"b" => Ok(Attr::dir(22)),
+            b"unnumbered" => Ok(Attr::dir(0)),
             // ORDERING: Relaxed. The test sets `is_renamed` before it sends the request, so
             // `lookup` sees the value.
             b"dir" if !self.is_renamed.load(Ordering::Relaxed) => Ok(Attr::dir(20)),
             b"slow" => {
                 self.gate.pass();
                 Err(Errno::NOENT)
+            }
+            b"v" => {
+                // ORDERING: SeqCst. The test changes the size after it has seen `asked`, so this
+                // load comes before the change, in one order.
+                let version = self.version.load(Ordering::SeqCst);
+                self.asked.fetch_add(1, Ordering::SeqCst);
+                Ok(Attr::file(100, version))
             }
             _ => Err(Errno::NOENT),
         }
@@ -141,7 +155,7 @@ impl AsyncFileSystem for Fake {
         _: RenameMode,
     ) -> Result<(), Errno> {
         self.call(format!("rename {}", String::from_utf8_lossy(from.1.as_bytes())));
-        if from.1.as_bytes() == b"a" {
+        if matches!(from.1.as_bytes(), b"a" | b"unnumbered") {
             self.gate.pass();
         }
         Ok(())
@@ -398,13 +412,30 @@ fn trap_t25_name_that_was_invalidated_during_its_creation_is_not_cached() {
     let answer = rig.send(&message(Opcode::CREATE, ROOT, 2, 1, &create(b"slow\0", 0)));
     rig.wait_for("the creation runs", |rig| rig.has_called("make slow"));
     let name = Name::new(b"slow").unwrap();
-    crate::service::Service::invalidate_name(&*rig.server, ROOT, name, &mut |_, _| ()).unwrap();
+    rig.server.invalidate_name(ROOT, name, &mut |_, _| ()).unwrap();
     rig.fs.gate.set_closed(false);
     let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("the file is made");
     assert_eq!(word(&body, 16), 0, "the kernel must not cache the name");
     rig.taken_calls();
     assert_eq!(rig.lookup(b"slow\0"), Ok(0));
     assert_eq!(rig.taken_calls(), ["lookup slow"]);
+}
+
+/// Another machine reports the directory while the back end is asked for a name below it. The
+/// kernel must not keep from before the report that the name is missing. Trap T25.
+#[test]
+fn trap_t25_missing_name_is_asked_for_again_after_a_report_about_its_directory() {
+    let rig = Rig::new(Options::exclusive());
+    let dir = rig.lookup(b"dir\0").unwrap();
+    rig.taken_calls();
+    rig.fs.gate.set_closed(true);
+    let answer = rig.send(&message(Opcode::LOOKUP, dir, 2, 1, b"slow\0"));
+    rig.wait_for("the lookup runs", |rig| rig.has_called("lookup slow"));
+    rig.server.invalidate_name(ROOT, Name::new(b"dir").unwrap(), &mut |_, _| ()).unwrap();
+    rig.fs.gate.set_closed(false);
+    let body = answer.recv_timeout(PATIENCE).expect("an answer").expect("a missing name");
+    assert_eq!(word(&body, 0), 0);
+    assert_eq!(rig.taken_calls(), ["lookup slow", "lookup slow"]);
 }
 
 /// The kernel has already handled `O_CREAT`, `O_EXCL` and `O_TRUNC`, so the back end must not get
@@ -606,6 +637,42 @@ fn second_rename_that_would_make_a_loop_with_the_first_is_refused() {
     rig.serve(Opcode::RENAME2, b, &rename(ROOT, 0, b"a\0a\0")).expect("the way back is free");
 }
 
+/// A report makes the table lose the name of a directory, before or during its move. A second
+/// rename that would make a loop with the first one must still be refused.
+#[test]
+fn rename_that_would_make_a_loop_with_that_of_a_lost_name_is_refused() {
+    for options in [Options::exclusive(), Options::shared()] {
+        for (name, is_lost_before) in [("a", true), ("a", false), ("unnumbered", true)] {
+            let rig = Rig::new(options.clone());
+            let a = rig.lookup(format!("{name}\0").as_bytes()).unwrap();
+            let b = rig.lookup(b"b\0").unwrap();
+            let lose = || {
+                let name = Name::new(name.as_bytes()).unwrap();
+                rig.server.invalidate_name(ROOT, name, &mut |_, _| ()).unwrap();
+            };
+            if is_lost_before {
+                lose();
+            }
+            rig.fs.gate.set_closed(true);
+            let names = format!("{name}\0moved\0");
+            let first = rename(b, 0, names.as_bytes());
+            let first = rig.send(&message(Opcode::RENAME2, ROOT, 42, 1, &first));
+            rig.wait_for("it runs", |rig| rig.has_called(&format!("rename {name}")));
+            if !is_lost_before {
+                lose();
+            }
+            let second = rename(a, 0, b"b\0moved\0");
+            let second = rig.send(&message(Opcode::RENAME2, ROOT, 44, 1, &second));
+            rig.fs.gate.set_closed(false);
+            assert_eq!(first.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
+            let second = second.recv_timeout(PATIENCE).expect("an answer");
+            let what = format!("{name} {is_lost_before} {:?}", options.ownership);
+            assert_eq!(second, Err(Errno::INVAL), "{what}");
+            assert!(!rig.has_called("rename b"));
+        }
+    }
+}
+
 #[test]
 fn end_of_the_connection_ends_queued_requests() {
     let rig = Rig::new(Options::exclusive().with_requests_max(1));
@@ -643,6 +710,18 @@ fn trap_t25_removal_of_an_evicted_name_changes_the_other_name() {
     rig.serve(Opcode::UNLINK, ROOT, b"g\0").unwrap();
     rig.serve(Opcode::GETATTR, node, &[0; 16]).unwrap();
     assert_eq!(rig.taken_calls().last().map(String::as_str), Some("getattr 5"));
+}
+
+#[test]
+fn report_invalidates_a_name_once() {
+    let rig = Rig::new(Options::exclusive());
+    let nodes = [&b"a\0"[..], b"b\0", b"dir\0", b"f\0"].map(|name| rig.lookup(name).unwrap());
+    assert_eq!(nodes[3], file().ino, "the node has the number of the back end");
+    assert_eq!(rig.server.nodes_of(file().ino), [nodes[3]]);
+    let invalidations = || rig.server.table.stats().invalidations;
+    let before = invalidations();
+    rig.server.invalidate_name(ROOT, Name::new(b"f").unwrap(), &mut |_, _| ()).unwrap();
+    assert_eq!(invalidations(), before + 1);
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! Tests of requests that run later, and of requests that panic.
 
 use std::sync::mpsc::channel;
+use std::sync::{OnceLock, Weak};
 
 use corewalk::tmpfs::{Tmpfs, TmpfsOptions};
-use corewalk::{Caller, FileSystem};
+use corewalk::{Caller, FileSystem, Name};
 use corewalk_base::Mutex;
 
 use super::*;
 use crate::hooked::Hooked;
 use crate::options::Options;
 use crate::server::{NewFile, WriteOrigin};
+use crate::service::Service as _;
 
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 const ROOT: u64 = crate::server::ROOT_NODE;
@@ -193,4 +195,62 @@ fn fsync_that_panics_gets_an_error() {
     assert!(is_later(&dispatcher, &fsync));
     assert_eq!(serve_later(&dispatcher, &fsync)(), Err(Errno::IO));
     assert_eq!(dispatcher.requests.server.counters().panics, 1);
+}
+
+/// During a call of the back end, another program reports the directory above the name. The answer
+/// may reach the kernel after the report, so the kernel must not keep the name. Trap T25.
+#[test]
+fn trap_t25_answer_from_before_a_report_about_the_directory_has_no_time() {
+    let armed = Arc::new(Mutex::new(None::<&str>));
+    let server = Arc::new(OnceLock::<Weak<Server>>::new());
+    let (trigger, reporter) = (Arc::clone(&armed), Arc::clone(&server));
+    let fs = Hooked::new(move |what, _| {
+        if trigger.lock().take_if(|wanted| *wanted == what).is_some() {
+            let server = reporter.get().and_then(Weak::upgrade).expect("the server lives");
+            let dir = Name::new(b"d").expect("the name is valid");
+            server.invalidate_name(ROOT, dir, &mut |_, _| ()).expect("report the folder");
+        }
+    });
+    let dispatcher = dispatcher(Arc::new(fs));
+    let requests = &dispatcher.requests;
+    server.set(Arc::downgrade(&requests.server)).expect("set it once");
+    let dir = requests.server.make(CALLER, ROOT, b"d", &NewFile::new(0o040_755));
+    let dir = dir.expect("make the folder").node;
+    for name in [b"x", b"y"] {
+        let made = requests.server.make(CALLER, dir, name, &NewFile::new(0o100_644));
+        requests.server.forget(made.expect("make the file").node, 1);
+    }
+    requests.server.vfs().prune();
+    let times = |call, opcode, args: &[u8]| {
+        *armed.lock() = call;
+        let body = serve(&dispatcher, &message(opcode, dir, args)).expect("an answer");
+        assert_eq!(*armed.lock(), None, "the report was made");
+        let (mut times, mut at) = (Vec::new(), 0);
+        while at < body.len() {
+            // `.` and `..` are no entries.
+            let word = |at: usize| u32::from_ne_bytes(body[at..at + 4].try_into().expect("a word"));
+            if opcode != Opcode::READDIRPLUS || body[at + 152] != b'.' {
+                times.push([16, 20, 32].iter().any(|field| word(at + field) != 0));
+            }
+            at = match opcode {
+                Opcode::READDIRPLUS => at + (152 + word(at + 144) as usize).next_multiple_of(8),
+                _ => body.len(),
+            };
+        }
+        times
+    };
+    let page = [&[0; 16][..], &4096_u32.to_ne_bytes(), &[0; 20]].concat();
+    // The second lookup finds the name in the cache, and asks for the attributes.
+    for (call, opcode, args, entries) in [
+        ("lookup", Opcode::LOOKUP, &b"x\0"[..], 1),
+        ("getattr", Opcode::LOOKUP, b"x\0", 1),
+        ("lookup", Opcode::LOOKUP, b"none\0", 1),
+        ("make", Opcode::MKDIR, b"\0\0\0\0\0\0\0\0made\0", 1),
+        ("lookup", Opcode::READDIRPLUS, &page, 3),
+    ] {
+        assert_eq!(times(Some(call), opcode, args), vec![false; entries], "{call}");
+        if opcode != Opcode::MKDIR {
+            assert_eq!(times(None, opcode, args), vec![true; entries], "control: {call}");
+        }
+    }
 }

@@ -4,7 +4,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use corewalk::{Caller, Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Opened, Seek, StatFs};
+use corewalk::{
+    Caller, Caps, Cred, Errno, Fallocate, Fsync, InodeRef, May, Opened, PATH_MAX, Seek, StatFs,
+};
 use rustix::fs::OFlags;
 
 use super::{Server, SetId};
@@ -436,9 +438,10 @@ impl Server {
     /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// `EINVAL` if `node` is no symbolic link; the errors of the back end.
+    /// `EINVAL` if `node` is no symbolic link; `ENAMETOOLONG` if the target has more than 4,095
+    /// bytes; the errors of the back end.
     pub fn readlink(&self, node: u64) -> Result<Vec<u8>, Errno> {
-        self.vfs.readlink(&self.inode(node)?)
+        self.vfs.readlink(&self.inode(node)?).and_then(checked_target)
     }
 
     /// Returns the values of statfs(2).
@@ -448,4 +451,9 @@ impl Server {
     pub fn statfs(&self, node: u64) -> Result<StatFs, Errno> {
         self.vfs.statfs(&self.inode(node)?)
     }
+}
+
+/// `ENAMETOOLONG` if the target of a symbolic link is longer than the kernel accepts.
+pub(crate) fn checked_target<T: AsRef<[u8]>>(target: T) -> Result<T, Errno> {
+    if target.as_ref().len() < PATH_MAX { Ok(target) } else { Err(Errno::NAMETOOLONG) }
 }

@@ -57,8 +57,16 @@ impl Service for Server {
         dropped: &mut dyn FnMut(u64, FileKind),
     ) -> Result<(), Errno> {
         let dir = self.vfs.inode(self.translate(parent))?;
-        let mut before = |ino, kind| dropped(self.translate(ino), kind);
-        self.vfs.invalidate_tree(&dir, name, &mut before)
+        let mut has_directory = false;
+        let mut before = |ino, kind| {
+            has_directory |= kind == FileKind::Directory;
+            dropped(self.translate(ino), kind);
+        };
+        let invalidated = self.vfs.invalidate_tree(&dir, name, &mut before);
+        if has_directory {
+            self.count_report();
+        }
+        invalidated
     }
 
     fn invalidate_all(&self, directory: &mut dyn FnMut(u64)) {
@@ -67,6 +75,7 @@ impl Service for Server {
                 directory(self.translate(ino));
             }
         });
+        self.count_report();
     }
 
     fn invalidate_attributes(&self, node: u64) -> Result<(), Errno> {

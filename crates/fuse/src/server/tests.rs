@@ -297,6 +297,18 @@ fn umask_applies_unless_there_is_a_default_acl() {
 }
 
 #[test]
+fn target_that_is_too_long_for_the_kernel_is_an_error() {
+    let server = server();
+    for (len, expected) in [(4095, Ok(4095)), (4096, Err(Errno::NAMETOOLONG))] {
+        let target = vec![b'x'; len];
+        let new = NewFile::new(mode::S_IFLNK | 0o777).with_target(&target);
+        let name = len.to_string();
+        let link = server.make(CALLER, ROOT_NODE, name.as_bytes(), &new).expect("make the link");
+        assert_eq!(server.readlink(link.node).map(|target| target.len()), expected);
+    }
+}
+
+#[test]
 fn xattr_sizes_are_probed() {
     let server = server();
     let file = make(&server, ROOT_NODE, b"a", mode::S_IFREG | 0o644).node;

@@ -4,12 +4,24 @@ use std::time::Duration;
 
 use corewalk::{Attr, Errno, FileKind, StatFs, Timespec};
 
+use super::Opcode;
 use crate::passthrough::BackingId;
 use crate::timeouts::Timeouts;
 
 pub(crate) const OUT_HEADER_BYTES: usize = 16;
 const DIRENT_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 128;
+/// The requests whose answers begin with a `fuse_entry_out`.
+const ENTRY_OPCODES: [Opcode; 8] = [
+    Opcode::LOOKUP,
+    Opcode::SYMLINK,
+    Opcode::MKNOD,
+    Opcode::MKDIR,
+    Opcode::LINK,
+    Opcode::CREATE,
+    Opcode::TMPFILE,
+    Opcode::READDIRPLUS,
+];
 
 /// Masks of `statx` attributes: `STATX_BASIC` stands for those that stat(2) has too, and
 /// `STATX_BTIME` for the time of creation.
@@ -46,6 +58,26 @@ impl<'a> Body<'a> {
 
     pub(crate) fn clear(&mut self) {
         self.len = 0;
+    }
+
+    /// Sets the times of all entries to 0, so that the kernel keeps no name of the answer.
+    pub(crate) fn clear_entry_times(&mut self, opcode: Opcode) {
+        let mut rest = match ENTRY_OPCODES.contains(&opcode) {
+            true => &mut self.buffer[..self.len],
+            false => return,
+        };
+        while rest.len() >= ENTRY_BYTES {
+            // The seconds and the nanoseconds in a `fuse_entry_out`.
+            rest[16..24].fill(0);
+            rest[32..36].fill(0);
+            let mut bytes = rest.len();
+            if opcode == Opcode::READDIRPLUS {
+                let name = ENTRY_BYTES + 16..ENTRY_BYTES + 20;
+                let name = u32::from_ne_bytes(rest[name].try_into().expect("four bytes")) as usize;
+                bytes = ENTRY_BYTES + (DIRENT_BYTES + name).next_multiple_of(8);
+            }
+            rest = rest.split_at_mut(bytes).1;
+        }
     }
 
     /// Adds `bytes` to the body, or returns `EIO` if the buffer is full.

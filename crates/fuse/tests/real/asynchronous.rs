@@ -548,6 +548,70 @@ fn async_back_end_is_asked_for_all_expired_names() {
     assert_eq!(use_all(), 0);
 }
 
+/// The tree `a/d/f`. Its numbers differ from the numbers of the nodes.
+#[derive(Default)]
+struct Tree {
+    calls: Mutex<Vec<String>>,
+}
+
+impl AsyncFileSystem for Tree {
+    async fn root(&self) -> Result<Attr, Errno> {
+        Ok(Attr::dir(100))
+    }
+
+    async fn lookup(&self, dir: &AsyncNode, name: Name<'_>) -> Result<Attr, Errno> {
+        self.calls.lock().push(format!("lookup {}", String::from_utf8_lossy(name.as_bytes())));
+        match (dir.ino(), name.as_bytes()) {
+            (100, b"a") => Ok(Attr::dir(110)),
+            (110, b"d") => Ok(Attr::dir(120)),
+            (120, b"f") => Ok(Attr::file(130, 0)),
+            _ => Err(Errno::NOENT),
+        }
+    }
+
+    async fn getattr(&self, node: &AsyncNode) -> Result<Attr, Errno> {
+        match node.ino() {
+            130 => {
+                self.calls.lock().push("getattr f".to_owned());
+                Ok(Attr::file(130, 0))
+            }
+            ino => Ok(Attr::dir(ino)),
+        }
+    }
+
+    async fn readdir(&self, _: &AsyncNode, _: u64) -> Result<Vec<OwnedDirEntry>, Errno> {
+        Ok(Vec::new())
+    }
+
+    async fn read(&self, _: &AsyncNode, _: u64, _: u32) -> Result<Bytes, Errno> {
+        Ok(Bytes::new())
+    }
+}
+
+/// A report about a directory must reach the names below it. A later report about a file below the
+/// hidden directory must reach that file, and no other.
+#[test]
+fn async_report_of_a_directory_covers_what_is_cached_below_it() {
+    let fs = Arc::new(Tree::default());
+    let site = AsyncSite::new(Arc::clone(&fs), Options::exclusive(), &async_mount_options());
+    let Some(site) = site else { return };
+    let dir = File::open(site.path("a/d")).expect("open the folder");
+    let calls = || {
+        rustix::fs::statat(&dir, "f", rustix::fs::AtFlags::empty()).expect("find the file");
+        std::mem::take(&mut *fs.calls.lock())
+    };
+    calls();
+    assert_eq!(calls(), [""; 0], "control: the kernel answers");
+    let kernel = site.mount().kernel_cache();
+    kernel.invalidate_entry_at(Path::new("a")).expect("report the folder");
+    assert_eq!(calls(), ["lookup f"]);
+    assert_eq!(calls(), [""; 0]);
+    kernel.invalidate_inode_at(Path::new("a/d/none")).expect("report another file");
+    assert_eq!(calls(), [""; 0]);
+    kernel.invalidate_entry_at(Path::new("a/d/f")).expect("report the file");
+    assert_eq!(calls(), ["lookup f"]);
+}
+
 /// When nothing is cached, a stat at depth 2 may take two calls of the back end. `ls -l` may take
 /// one call per name and two more. A listing of 1000 names without a stat may take four calls.
 #[test]

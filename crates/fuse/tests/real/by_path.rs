@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corewalk::{Attr, ByPath, Errno, Make, PathEntry, PathFileSystem, RenameMode, SetAttr};
+use corewalk::{Attr, ByPath, Errno, Make, Name, PathEntry, PathFileSystem, RenameMode, SetAttr};
 use corewalk_base::primitives::thread;
 use corewalk_base::primitives::unmodelled::{AtomicBool, Ordering};
 use corewalk_fuse::Options;
@@ -264,4 +264,25 @@ fn report_of_a_directory_covers_what_is_cached_below_it() {
     make("y");
     kernel.invalidate_entry_at(Path::new("a/d/y")).expect("report the file");
     assert!(is_there("y"));
+}
+
+/// A report has hidden a directory above the one that a client uses. Reports about files below it
+/// must not drop everything below it.
+#[test]
+fn report_below_a_hidden_directory_drops_its_own_name() {
+    let Some(mirrored) = Mirrored::new(Options::exclusive(), Duration::ZERO) else { return };
+    fs::create_dir_all(mirrored.path("a/d")).expect("make the folders");
+    fs::write(mirrored.path("a/d/f"), "").expect("write the file");
+    let kernel = mirrored.site.mount().kernel_cache();
+    let dir = File::open(mirrored.path("a/d")).expect("open the folder");
+    kernel.invalidate_entry_at(Path::new("a")).expect("report the folder");
+    rustix::fs::statat(&dir, "f", AtFlags::empty()).expect("look the file up");
+    let (vfs, name) = (mirrored.site.server().vfs(), Name::new(b"f").expect("a valid name"));
+    let ino = dir.metadata().expect("read the attributes").ino();
+    let is_cached = || vfs.cached_child(&vfs.inode(ino).expect("it is in use"), name).is_ok();
+    assert!(is_cached());
+    kernel.invalidate_entry_at(Path::new("a/d/none")).expect("report another file");
+    assert!(is_cached());
+    kernel.invalidate_entry_at(Path::new("a/d/f")).expect("report the file");
+    assert!(!is_cached(), "control: the report reaches the folder");
 }
