@@ -37,7 +37,7 @@ impl Timeouts {
     pub(crate) fn since(self, arrival: Option<Instant>) -> Timeouts {
         let Some(age) = arrival.map(|arrival| arrival.elapsed()) else { return self };
         match age > LATE {
-            true => Timeouts { entry: Duration::ZERO, attr: Duration::ZERO, ..self },
+            true => self.without_any(),
             false => self.after(age),
         }
     }
@@ -52,8 +52,8 @@ impl Timeouts {
         Timeouts { entry, attr, ..self }
     }
 
-    pub(crate) fn without_entry(self) -> Timeouts {
-        Timeouts { entry: Duration::ZERO, ..self }
+    pub(crate) fn without_any(self) -> Timeouts {
+        Timeouts { entry: Duration::ZERO, attr: Duration::ZERO, ..self }
     }
 
     pub(crate) fn without_attributes(self) -> Timeouts {

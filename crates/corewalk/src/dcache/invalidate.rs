@@ -79,8 +79,8 @@ impl Dcache {
         self.dentries.snapshot(slot).body.is_directory()
     }
 
-    /// Returns true if the name, or all names of its directory, were invalidated. The caller keeps
-    /// directories from moving.
+    /// Returns true if the name, or all names of its directory, were invalidated. The caller holds
+    /// the in-lookup lock of the name.
     pub(crate) fn is_hidden(&self, slot: DentrySlot) -> bool {
         let key = self.dentries.snapshot(slot).key;
         key != self.key_of_held(key.parent())

@@ -409,11 +409,15 @@ impl Vfs {
             // name.
             return Err(Unattached::Overtaken);
         }
+        let was_missed = old_locked.is_some() && self.dcache.is_hidden(hold.slot);
+        if was_missed {
+            // No lookup may find the old names at the new place before `invalidate_below` is done.
+            self.dcache.invalidate_directory(hold.slot);
+        }
         let topology = self.dcache.topology.write();
         if self.dcache.is_subdir(dir.now.slot, hold.slot) {
             return Err(Unattached::Loop);
         }
-        let was_missed = old_locked.is_some() && self.dcache.is_hidden(hold.slot);
         let old_parent = self
             .move_dentry(hold.slot, &old_lookup_key, key, lookup_key, None, in_lookup)
             .map_err(|_| Unattached::NoRoom)?;

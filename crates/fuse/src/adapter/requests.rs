@@ -47,7 +47,7 @@ impl Times {
     fn of_name(&self, timeouts: Timeouts) -> Timeouts {
         match self.server.reports() == self.reports {
             true => timeouts,
-            false => timeouts.without_entry(),
+            false => timeouts.without_any(),
         }
     }
 }

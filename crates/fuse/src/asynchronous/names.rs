@@ -17,14 +17,14 @@
 use std::time::Duration;
 
 use corewalk::attr::mode;
-use corewalk::{Attr, Errno, FileKind, Make, Name, Opened, Removal, RenameMode};
+use corewalk::{Attr, Errno, FileKind, Make, Name, Opened, Removal, RenameMode, TableNode};
 use rustix::fs::{OFlags, RenameFlags};
 
 use super::answer::Answer;
 use super::attributes::checked;
 use super::files::CREATION_FLAGS;
 use super::flights::Flight;
-use super::node::Change;
+use super::node::{Change, Inode};
 use super::requests::{Cached, Miss};
 use super::server::{AsyncServer, Entering, Fetched, Found, Key};
 use super::under_way::Request;
@@ -359,9 +359,12 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let mut flight = self.lock(name_key(&dir, name)).await;
         let child = self.victim(&dir, name, &mut flight).await?;
         let change = NameChange::begin(self, request, &dir, name)?;
-        let _change_of_child = child.map(|child| begin(request, &child)).transpose()?;
+        let _change_of_child = child.as_ref().map(|child| begin(request, child)).transpose()?;
         flight.clear();
         let removed = self.fs.remove(&dir, name, removal).await;
+        if removed.is_ok() {
+            self.enter_hidden(child.as_ref(), &dir.table_node().get(), name);
+        }
         let is_told = match removed {
             Ok(()) | Err(Errno::NOENT) => self.table.removed(&dir.table_node().get(), name).is_ok(),
             Err(_) => true,
@@ -422,6 +425,9 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         [old_child, new_child]: [Option<AsyncNode>; 2],
     ) -> bool {
         let (from, to) = (from.table_node().get(), to.table_node().get());
+        if mode == RenameMode::Replace {
+            self.enter_hidden(new_child.as_ref(), &to, new);
+        }
         let told = match mode {
             RenameMode::Exchange => self.table.exchanged((&from, old), (&to, new)),
             _ => self.table.renamed((&from, old), (&to, new)),
@@ -437,6 +443,20 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             self.moved(&child, &from, old);
         }
         told.is_ok()
+    }
+
+    /// Enters the name of a directory that was removed, in case the name was invalidated during the
+    /// call. Then the table removes the directory's node. Otherwise a later lookup would find that
+    /// node at the name, although the kernel knows it as removed.
+    fn enter_hidden(
+        &self,
+        removed: Option<&AsyncNode>,
+        dir: &TableNode<'_, Inode>,
+        name: Name<'_>,
+    ) {
+        if let Some(removed) = removed.filter(|node| is_directory(node)) {
+            self.moved(removed, dir, name);
+        }
     }
 
     /// Locks the names of a rename, and [`Key::Topology`] if a directory moves to another parent.

@@ -291,6 +291,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
             return Ok(node);
         }
         if attr.ino == 0
+            && attr.kind() == FileKind::Directory
             && entering == Entering::Found
             && let Some(node) = self.hidden_directory(&dir, name, attr)
         {
@@ -429,7 +430,12 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         if !vfs.directories_at(&dir, name)?.is_empty() {
             self.invalidate_calls();
         }
+        let mut has_directory = false;
         vfs.invalidate_tree(&dir, name, &mut |number, kind| {
+            // A lookup may have moved a directory to this name after the look above.
+            if kind == FileKind::Directory && !std::mem::replace(&mut has_directory, true) {
+                self.invalidate_calls();
+            }
             self.invalidate_node(number);
             dropped(number, kind);
         })

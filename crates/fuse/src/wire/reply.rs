@@ -60,16 +60,15 @@ impl<'a> Body<'a> {
         self.len = 0;
     }
 
-    /// Sets the times of all entries to 0, so that the kernel keeps no name of the answer.
+    /// Sets the times of all entries to 0, so that the kernel keeps nothing of the answer.
     pub(crate) fn clear_entry_times(&mut self, opcode: Opcode) {
         let mut rest = match ENTRY_OPCODES.contains(&opcode) {
             true => &mut self.buffer[..self.len],
             false => return,
         };
         while rest.len() >= ENTRY_BYTES {
-            // The seconds and the nanoseconds in a `fuse_entry_out`.
-            rest[16..24].fill(0);
-            rest[32..36].fill(0);
+            // The times in a `fuse_entry_out`: two words of seconds, and two of nanoseconds.
+            rest[16..40].fill(0);
             let mut bytes = rest.len();
             if opcode == Opcode::READDIRPLUS {
                 let name = ENTRY_BYTES + 16..ENTRY_BYTES + 20;

@@ -67,3 +67,27 @@ fn trap_t25_report_of_a_directory_reaches_an_inode_that_enters_meanwhile() {
         forget(word(&body, 0));
     }
 }
+
+/// A directory is reported while it is removed or replaced, and a client still uses it. The next
+/// directory of this name must get another node, because the kernel has marked the old one as
+/// removed.
+#[test]
+fn directory_that_is_reported_while_it_is_removed_does_not_come_back() {
+    for opcode in [Opcode::RMDIR, Opcode::RENAME2] {
+        let rig = Rig::new(Options::exclusive());
+        let removed = rig.lookup(b"unnumbered\0").unwrap();
+        rig.lookup(b"b\0").unwrap();
+        rig.fs.gate.set_closed(true);
+        let (args, call) = match opcode {
+            Opcode::RMDIR => (b"unnumbered\0".to_vec(), "remove unnumbered"),
+            _ => (rename(ROOT, 0, b"b\0unnumbered\0"), "rename b"),
+        };
+        let answer = rig.send(&message(opcode, ROOT, 42, 1, &args));
+        rig.wait_for("it runs", |rig| rig.has_called(call));
+        let name = Name::new(b"unnumbered").unwrap();
+        rig.server.invalidate_name(ROOT, name, &mut |_, _| ()).unwrap();
+        rig.fs.gate.set_closed(false);
+        assert_eq!(answer.recv_timeout(PATIENCE).expect("an answer"), Ok(Vec::new()));
+        assert_ne!(rig.lookup(b"unnumbered\0"), Ok(removed), "{opcode:?}");
+    }
+}
