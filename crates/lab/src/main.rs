@@ -130,7 +130,7 @@ enum Command {
         /// The mount point.
         point: PathBuf,
     },
-    /// Works as a client of the IPC tables.
+    /// Works as one process of a benchmark of IPC. The lab starts it.
     #[command(hide = true)]
     IpcWorker {
         /// The worker's objects, as JSON.

@@ -27,7 +27,8 @@ use crate::questions::Tally;
 /// has its first name after a job.
 const CHUNK: usize = 64;
 
-/// The questions of one reader: inode numbers with all paths that they can have during the race.
+/// The inode numbers that one reader translates. With each are the paths that are right answers
+/// during the race.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader(pub(crate) Vec<(u64, Vec<Vec<u8>>)>);
 

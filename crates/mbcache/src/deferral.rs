@@ -59,7 +59,7 @@ pub enum Change {
 pub struct Deferral<T> {
     /// Held while `share` runs, so that calls of `share` run one after the other. Protects no data.
     turn: Mutex<()>,
-    /// The waiting objects. Protected by its mutex.
+    /// The objects that wait for de-duplication. Protected by its own mutex.
     queue: Mutex<Vec<T>>,
     len: AtomicU64,
     max: u64,

@@ -67,8 +67,8 @@ impl UserNamespace {
         None
     }
 
-    /// Returns a command that runs `program` in the namespace as user `id` and group `id`, with the
-    /// capabilities that this user has there.
+    /// Returns a command that runs `program` in this user namespace, as user `id` and group `id`.
+    /// The program has the capabilities that this user has in the user namespace.
     pub fn command(&self, id: u32, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("nsenter");
         let file = format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd());

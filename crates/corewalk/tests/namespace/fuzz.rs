@@ -165,8 +165,8 @@ fn collect_xattrs(fs: &Tmpfs, node: Node<'_>) -> BTreeMap<Vec<u8>, Vec<u8>> {
     names.map(|name| (name.to_vec(), fs.getxattr(node, name).unwrap())).collect()
 }
 
-/// The input encodes the changes. Each has an operation, the length of a name, the name, a length
-/// in units of 16 bytes, and a value.
+/// The input encodes the changes of attributes. Each has an operation, a name behind its length in
+/// bytes, and a value behind its length in units of 16 bytes.
 #[test]
 fn fuzz_xattrs_match_a_map() {
     let answers = Fuzz::of("xattrs").words(&[b"user.", b"trusted."]).runs(5_000).run(|input| {

@@ -56,8 +56,8 @@ pub(super) struct UnderWay {
     running_max: usize,
     interrupts: Interrupts,
     queue: Mutex<Queue>,
-    /// The number of calls of `start_waiting` that are not handled yet. One thread at a time
-    /// handles them.
+    /// The number of calls of `start_waiting` after which the queue was not checked yet. The call
+    /// that finds 0 checks the queue for all of them.
     starts: AtomicUsize,
     stale: Arc<Stale>,
 }

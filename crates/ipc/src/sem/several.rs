@@ -144,8 +144,8 @@ impl Frozen<'_> {
         Ok(())
     }
 
-    /// Thaws all words unchanged. The word that was frozen first is thawed last, because recovery
-    /// needs its log while any word is frozen.
+    /// Thaws all words without a change. The word that was frozen first is thawed last: its
+    /// semaphore has the log, which recovery needs while any word is frozen.
     #[inline]
     fn give_up(&self) {
         self.words().for_each(|(num, before, _)| self.set.thaw(num, before));

@@ -1,5 +1,6 @@
-//! Unit tests of `SlotArena`, without a model checker. Slots must be unique, their words must not
-//! change, and memory must be bounded.
+//! Unit tests of `SlotArena`, without a model checker. No slot may be handed out twice at a time.
+//! The words of a slot must stay as they are when it is freed and handed out again. The memory must
+//! be bounded.
 
 use super::*;
 use corewalk_base::primitives::{Arc, thread};

@@ -540,7 +540,7 @@ fn last_two_users_release_a_block_at_the_same_time() {
         for round in 0..ROUNDS {
             set(&fs, ino, b"user.a", b"label").unwrap();
             if racer.thread == 0 && round >= ROUNDS_MIN && start.elapsed() > ENOUGH {
-                // ORDERING: Relaxed, here and below. The barriers order the loads.
+                // ORDERING: Relaxed, here and below. The calls of `meet` order the loads.
                 is_over.store(1, Ordering::Relaxed);
             }
             meet(2 * round + 1);
