@@ -406,18 +406,18 @@ impl AsyncFileSystem for SlowLookups {
 const EACH_LOOKUP: Duration = Duration::from_millis(20);
 
 /// Each lookup takes 20 ms, and two threads read the requests of 16 clients. The rate must be at
-/// least 90 % of 16 lookups per 20 ms. The best of up to 15 runs counts, since other programs may
-/// need the processors. Trap P6.
+/// least 90 % of 16 times the rate of one client, which is 50 per second at most. The best of up to
+/// 15 runs counts, since other programs may need the processors. Trap P6.
 #[test]
 fn trap_p6_async_slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 50;
     let with = without_rings().with_threads(2);
     let site = AsyncSite::new(Arc::new(SlowLookups), Options::exclusive(), &with);
     let Some(site) = site else { return };
-    let rate = |attempt: u32| {
+    let rate = |attempt: u32, clients: u32| {
         let begin = Instant::now();
         thread::scope(|scope| {
-            for dir in 0..16 {
+            for dir in 0..clients {
                 let dir = site.path(&format!("d{dir}"));
                 scope.spawn(move || {
                     for at in 0..LOOKUPS {
@@ -426,17 +426,19 @@ fn trap_p6_async_slow_lookups_run_side_by_side() {
                 });
             }
         });
-        f64::from(16 * LOOKUPS) / begin.elapsed().as_secs_f64()
+        f64::from(clients * LOOKUPS) / begin.elapsed().as_secs_f64()
     };
+    // An idle virtual processor may take long to wake up, which makes each lookup longer.
+    let ideal = 16.0 * rate(0, 1);
     let mut best = 0_f64;
-    for attempt in 0..15 {
-        best = best.max(rate(attempt));
-        if best >= 0.95 * 800.0 {
+    for attempt in 1..16 {
+        best = best.max(rate(attempt, 16));
+        if best >= 0.95 * ideal {
             break;
         }
     }
-    println!("{best:.0} lookups/s of an ideal 800/s");
-    assert!(best >= 0.9 * 800.0, "{best:.0} lookups/s");
+    println!("{best:.0} lookups/s, 16 times one client: {ideal:.0}/s");
+    assert!(best >= 0.9 * ideal, "{best:.0} lookups/s of {ideal:.0}/s");
 }
 
 /// A rename of a directory that takes 3 s must not delay requests for files below it. Trap P7.

@@ -15,8 +15,8 @@ use corewalk_fuse_ring::device::possible_cpus;
 use crate::hooked::Hooked;
 use crate::site::{Site, transport};
 
-/// 16 threads look up names, and each lookup takes 20 ms. The rate must be at least 90 % of 16
-/// lookups per 20 ms. The best of up to 10 runs counts, since the machine may be busy. Trap P6.
+/// 16 threads look up names, and each lookup takes 20 ms. They must take at most 10 % longer than
+/// one thread alone. The best of up to 10 runs counts, since the machine may be busy. Trap P6.
 #[test]
 fn slow_lookups_run_side_by_side() {
     const LOOKUPS: u32 = 40;
@@ -35,28 +35,29 @@ fn slow_lookups_run_side_by_side() {
     for dir in 0..16 {
         fs::create_dir(site.path(&format!("d{dir}"))).expect("make the folder");
     }
-    let (mut best, ideal) = (Duration::MAX, EACH * LOOKUPS);
-    for attempt in 0..10 {
+    let time = |attempt: u32, threads: u32| {
         let begin = Instant::now();
-        let threads: Vec<_> = (0..16)
-            .map(|dir| {
+        thread::scope(|scope| {
+            for dir in 0..threads {
                 let dir = site.path(&format!("d{dir}"));
-                thread::spawn(move || {
+                scope.spawn(move || {
                     for at in 0..LOOKUPS {
                         assert!(!dir.join(format!("missing{attempt}-{at}")).exists());
                     }
-                })
-            })
-            .collect();
-        for thread in threads {
-            thread.join().expect("the thread ends without a panic");
-        }
-        best = best.min(begin.elapsed());
-        if best < ideal * 20 / 19 {
+                });
+            }
+        });
+        begin.elapsed()
+    };
+    // An idle virtual processor may take long to wake up, which makes each lookup longer.
+    let (alone, mut best) = (time(0, 1), Duration::MAX);
+    for attempt in 1..11 {
+        best = best.min(time(attempt, 16));
+        if best < alone * 20 / 19 {
             break;
         }
     }
-    assert!(ideal.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?} instead of {ideal:?}");
+    assert!(alone.as_secs_f64() / best.as_secs_f64() >= 0.9, "{best:?}, alone {alone:?}");
 }
 
 /// A rename of a directory takes 3 s, and must not delay calls on files below the directory. The
