@@ -53,7 +53,7 @@ impl Mount {
             skip(Need::Machine, format_args!("{ENABLE}: {error}"));
             return None;
         }
-        let path = std::env::temp_dir().join(format!("base-ring-{name}-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("fuse-ring-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).expect("a folder");
         let device = File::options().read(true).write(true).open("/dev/fuse").expect("a device");
         let number = device.as_raw_fd();

@@ -23,7 +23,7 @@ use super::{Adapter, Opening, READ_BUFFER, convert, guarded};
 use crate::server::{Change, EntryOut, NO_NODE, NewFile, Server, WriteOrigin, XattrAnswer};
 use crate::timeouts::Timeouts;
 
-/// The times of the names in the answer to one request.
+/// The times of the entries and attributes in the answer to one request.
 struct Times {
     server: Arc<Server>,
     reports: u64,
@@ -35,16 +35,16 @@ impl Times {
     }
 
     fn of(&self, attr: &Attr) -> Timeouts {
-        self.of_name(Timeouts::of(self.server.options()).set_by(attr))
+        self.unless_reported(Timeouts::of(self.server.options()).set_by(attr))
     }
 
     fn of_absent(&self) -> Duration {
         let default = self.server.options().negative_timeout;
-        self.of_name(Timeouts::of(self.server.options()).of_absent(None, default)).entry
+        self.unless_reported(Timeouts::of(self.server.options()).of_absent(None, default)).entry
     }
 
-    /// The kernel must not keep a name if a report came during the request.
-    fn of_name(&self, timeouts: Timeouts) -> Timeouts {
+    /// The kernel must keep nothing of the answer if a report came during the request.
+    fn unless_reported(&self, timeouts: Timeouts) -> Timeouts {
         match self.server.reports() == self.reports {
             true => timeouts,
             false => timeouts.without_any(),

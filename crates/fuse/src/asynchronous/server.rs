@@ -323,7 +323,7 @@ impl<F: AsyncFileSystem> AsyncServer<F> {
         let vfs = self.table.cache();
         let known = vfs.directories_at(&vfs.inode(dir.ino()).ok()?, name).ok()?;
         let mut nodes = known.iter().filter_map(|known| self.node(known.ino()).ok());
-        nodes.find(|node| node.kind() == attr.kind() && node.inode().is(attr))
+        nodes.find(|node| node.inode().is(attr))
     }
 
     pub(super) fn moved(&self, node: &AsyncNode, dir: &TableNode<'_, Inode>, name: Name<'_>) {
@@ -427,10 +427,10 @@ impl<F: AsyncFileSystem> Service for AsyncServer<F> {
         dir.invalidate_name(|| self.flights.invalidate(&key));
         let vfs = self.table.cache();
         let dir = vfs.inode(dir.number())?;
-        if !vfs.directories_at(&dir, name)?.is_empty() {
+        let mut has_directory = !vfs.directories_at(&dir, name)?.is_empty();
+        if has_directory {
             self.invalidate_calls();
         }
-        let mut has_directory = false;
         vfs.invalidate_tree(&dir, name, &mut |number, kind| {
             // A lookup may have moved a directory to this name after the look above.
             if kind == FileKind::Directory && !std::mem::replace(&mut has_directory, true) {
