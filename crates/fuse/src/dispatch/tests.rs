@@ -240,16 +240,20 @@ fn trap_t25_answer_from_before_a_report_about_the_directory_has_no_time() {
         times
     };
     let page = [&[0; 16][..], &4096_u32.to_ne_bytes(), &[0; 20]].concat();
+    let mode = 0o100_644_u32.to_ne_bytes();
     // The second lookup finds the name in the cache, and asks for the attributes.
     for (call, opcode, args, entries) in [
         ("lookup", Opcode::LOOKUP, &b"x\0"[..], 1),
         ("getattr", Opcode::LOOKUP, b"x\0", 1),
         ("lookup", Opcode::LOOKUP, b"none\0", 1),
         ("make", Opcode::MKDIR, b"\0\0\0\0\0\0\0\0made\0", 1),
-        ("lookup", Opcode::READDIRPLUS, &page, 3),
+        ("make", Opcode::SYMLINK, b"link\0target\0", 1),
+        ("make", Opcode::MKNOD, &[&mode[..], &[0; 12], b"node\0"].concat(), 1),
+        ("make", Opcode::CREATE, &[&[0; 4], &mode[..], &[0; 8], b"file\0"].concat(), 1),
+        ("lookup", Opcode::READDIRPLUS, &page, 6),
     ] {
         assert_eq!(times(Some(call), opcode, args), vec![false; entries], "{call}");
-        if opcode != Opcode::MKDIR {
+        if call != "make" {
             assert_eq!(times(None, opcode, args), vec![true; entries], "control: {call}");
         }
     }
