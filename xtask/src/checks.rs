@@ -2,10 +2,9 @@
 //! ARM.
 //!
 //! Each check builds into a target directory of its own. Otherwise a check could discard the build
-//! of another one, or wait for the lock of its directory. Clippy, rustdoc and the check for 64-bit
-//! ARM share the directory [`CHECKED`], because their build scripts and macros are the same. The
-//! checks with loom and shuttle run for each crate that has models for them. A check fails if it
-//! runs no test, so that models that are not compiled any more are noticed.
+//! of another one, or wait for the lock of its directory. The checks with loom and shuttle run for
+//! each crate that has models for them. A check fails if it runs no test, so that models that are
+//! not compiled any more are noticed.
 //!
 //! `docs/developing/testing.md` describes the limits of each tool.
 //!
@@ -26,8 +25,6 @@ use std::{
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
-pub(crate) const CHECKED: &str = "checked";
-
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 const ARM: &str = "aarch64-unknown-linux-gnu";
@@ -38,9 +35,14 @@ const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 const ARM_PACKAGES: [&str; 4] =
     ["corewalk-base", "corewalk-sync", "corewalk-fuse-ring", "corewalk-mbcache"];
 
+/// The crates that are only compiled for 64-bit ARM, besides the tested ones: those with unsafe
+/// code or code for one processor. `nightly` compiles the whole workspace.
+const ARM_CHECKED: [&str; 5] =
+    ["corewalk", "corewalk-fuse", "corewalk-hostfs", "corewalk-ipc", "corewalk-ipc-preload"];
+
 /// The crates with unsafe code whose unit tests run under miri. Those of `corewalk-fuse-ring` call
-/// the kernel, which miri cannot.
-const UNSAFE_PACKAGES: [&str; 3] = ["corewalk-base", "corewalk-sync", "corewalk-testkit"];
+/// the kernel, which miri cannot. `nightly` adds `corewalk-testkit`.
+const UNSAFE_PACKAGES: [&str; 2] = ["corewalk-base", "corewalk-sync"];
 /// The module whose tests are skipped under miri. It has no unsafe code, and would take two fifths
 /// of the time.
 const SAFE_MODULE: &str = "linearize::tests::";
@@ -49,10 +51,12 @@ pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Runs the models of the name cache like [`loom`], but with one preemption more per schedule.
+/// Runs the models of the name cache and of System V IPC like [`loom`], but with one preemption
+/// more per schedule.
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom");
-    command.args(["-p", "corewalk", "--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
+    command.args(["-p", "corewalk", "-p", "corewalk-ipc", "--lib", "loom_"]);
+    command.env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
     tests_ran(&mut command, root, "corewalk_loom long")
 }
 
@@ -73,10 +77,15 @@ pub(crate) fn crash(root: &Path) -> Outcome {
 }
 
 pub(crate) fn miri(root: &Path) -> Outcome {
-    miri_with(root, "")
+    miri_with(root, "", &[])
 }
 
-pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
+/// Runs the unit tests of [`UNSAFE_PACKAGES`] and the testkit under miri, with 16 schedules each.
+pub(crate) fn miri_long(root: &Path) -> Outcome {
+    miri_with(root, "-Zmiri-many-seeds=0..16", &["corewalk-testkit"])
+}
+
+fn miri_with(root: &Path, flags: &str, more: &[&str]) -> Outcome {
     if !is_quiet_success(Command::new("cargo").args(["+nightly", "--version"])) {
         return Outcome::Skipped("miri: no nightly toolchain".to_owned());
     }
@@ -95,7 +104,7 @@ pub(crate) fn miri_with(root: &Path, flags: &str) -> Outcome {
     command
         .args(["+nightly", "miri", "test", "--lib"])
         .env("MIRIFLAGS", format!("-Zmiri-disable-isolation {flags}"));
-    for package in UNSAFE_PACKAGES {
+    for package in UNSAFE_PACKAGES.iter().chain(more) {
         command.args(["-p", package]);
     }
     command.args(["--", "--skip", SAFE_MODULE]);
@@ -123,10 +132,11 @@ pub(crate) fn tsan(root: &Path) -> Outcome {
     tests_ran(&mut tsan(&["test", "--test", "stress"]), root, "tsan")
 }
 
-/// Checks the workspace for 64-bit ARM, and fails after a compiler warning. If there is an
+/// Compiles [`ARM_CHECKED`] for 64-bit ARM, and fails after a compiler warning. If there is an
 /// emulator, also runs the unit tests of [`ARM_PACKAGES`].
 pub(crate) fn aarch64(root: &Path) -> Outcome {
-    let checked = aarch64_check(root, &[]);
+    let words: Vec<&str> = ARM_CHECKED.iter().flat_map(|package| ["-p", package]).collect();
+    let checked = aarch64_check(root, &words);
     if checked != Outcome::Passed {
         return checked;
     }
@@ -146,7 +156,7 @@ pub(crate) fn aarch64(root: &Path) -> Outcome {
 }
 
 pub(crate) fn aarch64_long(root: &Path) -> Outcome {
-    aarch64_check(root, &["--all-targets"])
+    aarch64_check(root, &["--workspace", "--all-targets"])
 }
 
 fn aarch64_check(root: &Path, words: &[&str]) -> Outcome {
@@ -158,13 +168,13 @@ fn aarch64_check(root: &Path, words: &[&str]) -> Outcome {
     if !is_quiet_success(Command::new(ARM_COMPILER).arg("--version")) {
         return Outcome::Skipped(format!("aarch64: no {ARM_COMPILER}"));
     }
-    let mut check = arm(root, &["check", "--workspace"]);
+    let mut check = arm(root, &["check"]);
     logged(check.args(words), root, "aarch64 check").0.outcome("cargo check for aarch64")
 }
 
 /// Returns a cargo command for 64-bit ARM. A compiler warning is an error for it.
 fn arm(root: &Path, words: &[&str]) -> Command {
-    let mut command = cargo(root, CHECKED);
+    let mut command = cargo(root, "aarch64");
     command.args(words).args(["--target", ARM]).env("RUSTFLAGS", "-D warnings");
     command.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", ARM_COMPILER);
     command

@@ -1,8 +1,9 @@
 //! All checks that must pass before a change is merged.
 //!
-//! `cargo xtask ci` first builds all tests. The other steps run in four lanes side by side, since
-//! the tests mostly wait. Two lanes run tests and the suites. The other two only compute: they
-//! build, or run models. They give way to the tests, whose answers may depend on time.
+//! `cargo xtask ci` first builds all tests, then runs clippy and rustdoc, which share the tests'
+//! build scripts and macros. The other steps run in four lanes side by side, since the tests mostly
+//! wait. Two lanes run tests and the suites. The other two only compute: they build, or run models.
+//! They give way to the tests, whose answers may depend on time.
 //!
 //! If a step fails, the others still run, so that one run reports all failures. The command prints
 //! the time and the processor time of each step, and how many passed, failed and were skipped.
@@ -14,11 +15,7 @@
 //!
 //! Source: `docs/developing/testing.md`.
 
-use crate::{
-    Outcome, checks,
-    process::{self, Ended},
-    suites, tidy, traps,
-};
+use crate::{Outcome, checks, process, suites, tidy, traps};
 use std::{
     env,
     path::Path,
@@ -43,14 +40,14 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.step("tidy", || tidy::run(root));
     tally.step("traps", || traps::run(root, traps::Strictness::Demand));
     tally.step("test build", || cargo(root, &["test", "--workspace", "--no-run"]));
+    tally.step("clippy", || clippy(root));
+    tally.step("documentation", || documentation(root));
     tally.side_by_side([
         Box::new(|tally| run_tests(tally, root)),
         Box::new(|tally| run_calls(tally, root, extent)),
         Box::new(|tally| {
             process::give_way();
             tally.step("flags", || flags(root));
-            tally.step("clippy", || clippy(root));
-            tally.step("documentation", || documentation(root));
             tally.step("aarch64", || checks::aarch64(root));
             tally.step("shuttle", || checks::shuttle(root));
         }),
@@ -84,29 +81,24 @@ fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     }
 }
 
-/// Runs the example `flags`. Two threads change two flags of one entry 100 million times, and no
-/// change may be lost (trap T33 in `traps.md`). This takes about 20 s.
+/// Runs the example `flags`, which the step `test build` has built. Two threads change two flags of
+/// one entry 100 million times, and no change may be lost (trap T33 in `traps.md`).
 fn flags(root: &Path) -> Outcome {
-    let mut build = Command::new("cargo");
-    build.current_dir(root).args(["build", "--profile", "models", "--workspace"]);
-    match checks::logged(build.args(["--example", "flags"]), root, "flags").0 {
-        Ended::Well => {
-            let program = checks::target_folder(root).join("models/examples/flags");
-            process::run(&mut Command::new(program), STEP_LIMIT).outcome("flags")
-        }
-        ended => ended.outcome("the build of flags"),
-    }
+    let program = checks::target_folder(root).join("debug/examples/flags");
+    process::run(&mut Command::new(program), STEP_LIMIT).outcome("flags")
 }
 
 fn clippy(root: &Path) -> Outcome {
-    let mut command = checks::cargo(root, checks::CHECKED);
-    command.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    let mut command = Command::new("cargo");
+    command.current_dir(root).args(["clippy", "--workspace", "--all-targets"]);
+    command.args(["--", "-D", "warnings"]);
     checks::logged(&mut command, root, "clippy").0.outcome("cargo clippy")
 }
 
 fn documentation(root: &Path) -> Outcome {
-    let mut command = checks::cargo(root, checks::CHECKED);
-    command.env("RUSTDOCFLAGS", "-D warnings").args(["doc", "--workspace", "--no-deps"]);
+    let mut command = Command::new("cargo");
+    command.current_dir(root).args(["doc", "--workspace", "--no-deps"]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
     checks::logged(&mut command, root, "documentation").0.outcome("cargo doc")
 }
 
@@ -116,7 +108,7 @@ pub(crate) fn format(root: &Path) -> Outcome {
 
 pub(crate) fn torture(root: &Path, kills: u32) -> Outcome {
     let mut command = workspace_test(root, "torture");
-    command.args(["--profile", "models", "--", &kills.to_string()]);
+    command.args(["--", &kills.to_string()]);
     process::run(&mut command, STEP_LIMIT).outcome("torture")
 }
 

@@ -152,7 +152,7 @@ pub(crate) fn run(root: &Path) -> Outcome {
     tally.step("loom, long", || checks::loom_long(root));
     tally.step("shuttle, long", || checks::shuttle_long(root));
     tally.step("aarch64, long", || checks::aarch64_long(root));
-    tally.step("miri, 16 seeds", || checks::miri_with(root, "-Zmiri-many-seeds=0..16"));
+    tally.step("miri, 16 seeds", || checks::miri_long(root));
     tally.step("oldest compiler", || release::oldest_compiler(root));
     tally.step("licences", || release::licences(root));
     tally.step("interfaces", || release::interfaces(root));

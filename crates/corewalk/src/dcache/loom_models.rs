@@ -5,7 +5,8 @@
 //!
 //! The spawned thread is the reader. If it were the main thread, loom would skip some schedules,
 //! because of a bug of loom (see `tally` in `corewalk_base`). At most [`PREEMPTIONS`] preemptions
-//! suffice for every control test to fail.
+//! suffice for every control test to fail, except for one in `count`. `cargo xtask nightly` runs
+//! the models with one preemption more.
 
 mod count;
 
@@ -19,7 +20,7 @@ use crate::key_lock::KeyGuard;
 
 /// The maximum number of preemptions in each schedule that loom tries. A switch to another thread
 /// at a wait does not count.
-pub(super) const PREEMPTIONS: usize = 2;
+pub(super) const PREEMPTIONS: usize = 1;
 /// The names in the models have two machine words each, so that a torn read could combine two
 /// names.
 pub(super) const A: &[u8] = b"aaaaaaaaaaaa";

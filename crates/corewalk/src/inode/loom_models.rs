@@ -156,7 +156,7 @@ fn control_change_that_ends_last_is_caught() {
 }
 
 fn reuse_against_get(get: fn(&Inodes, &Dentries) -> Option<InodeSlot>) -> [usize; 2] {
-    Tally::of_bounded(2, move |tally| {
+    Tally::of_bounded(1, move |tally| {
         let inodes = Inodes::new(2, HashKeys::new(Some(1))).unwrap();
         let shared = Arc::new((inodes, Dentries::new(2).unwrap()));
         let (inodes, dentries) = &*shared;

@@ -115,7 +115,7 @@ fn chain(buckets: u32) -> Table {
 }
 
 fn unlink_against_find(buckets: u32, change: fn(&Table)) -> [usize; 2] {
-    Tally::of_bounded(2, move |tally| {
+    Tally::of_bounded(1, move |tally| {
         let shared = Arc::new(chain(buckets));
         let reader = thread::spawn({
             let table = Arc::clone(&shared);

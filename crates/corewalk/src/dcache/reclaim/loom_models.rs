@@ -7,12 +7,10 @@
 use corewalk_base::primitives::{Arc, thread};
 use corewalk_base::tally::{Tally, assert_all_reached};
 
-use super::super::loom_models::{cache, file};
+use super::super::loom_models::{PREEMPTIONS, cache, file};
 use super::*;
 use crate::dentry::Body;
 use crate::slot::Seq;
-
-const PREEMPTIONS: usize = 2;
 
 fn evict(dcache: &Dcache, slot: DentrySlot) -> bool {
     matches!(dcache.evict(slot, Chance::None), Outcome::Evicted(_))
