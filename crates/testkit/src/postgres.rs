@@ -5,11 +5,12 @@
 //! another user. Dropping a [`Postgres`] stops the server, even after a panic, and removes the
 //! directory. This module ends only processes that it has started.
 //!
-//! The server does not sync its files (`fsync=off`). A killed server loses nothing by that, since
-//! the kernel has the written bytes. Only a crash of the machine would lose them.
-//! To measure with a server that syncs, use `ALTER SYSTEM SET fsync = on`, and reload.
+//! The server does not sync its files (`fsync=off`), and keeps them in memory if there is space. A
+//! killed server loses nothing by that, since the kernel has the written bytes. Only a crash of the
+//! machine would lose them. [`Postgres::start_durable`] is for measurements.
 //!
-//! Source: PostgreSQL, "Reliability and the Write-Ahead Log"; initdb(1), postgres(1).
+//! Source: PostgreSQL, "Reliability and the Write-Ahead Log"; initdb(1), postgres(1); shm_open(3)
+//! (`/dev/shm`).
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -32,8 +33,13 @@ const VERSIONS: &str = "/usr/lib/postgresql";
 /// Debian, this user has no rights.
 const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(120);
-/// Lines of `postgresql.conf`, which `ALTER SYSTEM` can override.
+/// A directory in memory. The servers of a test binary need a few hundred MiB.
+const MEMORY: &str = "/dev/shm";
+const MEMORY_BYTES: u64 = 4 << 30;
+const DISK: &str = "/tmp";
+/// Lines of `postgresql.conf`.
 const SETTINGS: &str = "fsync = off\nfull_page_writes = off\nshared_buffers = 64MB\n";
+const DURABLE_SETTINGS: &str = "shared_buffers = 64MB\n";
 const USER: &str = "corewalk";
 
 /// A running server, or one that was killed.
@@ -61,8 +67,9 @@ impl Tcp {
 }
 
 impl Postgres {
+    /// Makes a server without data, with a new directory in `parent`.
     #[track_caller]
-    fn in_new_folder() -> Option<Postgres> {
+    fn in_new_folder(parent: &str) -> Option<Postgres> {
         let Some(programs) = programs() else {
             skip(Need::Package, "postgresql is not installed");
             return None;
@@ -70,10 +77,10 @@ impl Postgres {
         // The path of a socket has at most 107 bytes, so the directory has a short name.
         let mut number = 0;
         let folder = loop {
-            let folder = PathBuf::from(format!("/tmp/cwpg{}.{number}", std::process::id()));
+            let folder = PathBuf::from(format!("{parent}/cwpg{}.{number}", std::process::id()));
             match fs::create_dir(&folder) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-                made => break made.map(|()| folder).expect("/tmp can be written"),
+                made => break made.map(|()| folder).expect("the directory can be written"),
             }
         };
         if is_root() {
@@ -90,6 +97,20 @@ impl Postgres {
     #[track_caller]
     pub fn start() -> Option<Postgres> {
         let mut postgres = Postgres::with_data()?;
+        postgres.run();
+        Some(postgres)
+    }
+
+    /// Starts a server that has its files on disk and syncs them, as one in use does. Returns None,
+    /// after a call of [`skip`], if PostgreSQL is not installed.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the server does not start.
+    #[track_caller]
+    pub fn start_durable() -> Option<Postgres> {
+        let mut postgres = Postgres::in_new_folder(DISK)?;
+        postgres.make_data(DURABLE_SETTINGS);
         postgres.run();
         Some(postgres)
     }
@@ -138,9 +159,14 @@ impl Postgres {
 
     #[track_caller]
     fn with_data() -> Option<Postgres> {
-        let postgres = Postgres::in_new_folder()?;
-        let data = postgres.folder.join("d");
-        let made = postgres
+        let postgres = Postgres::in_new_folder(fast_folder())?;
+        postgres.make_data(SETTINGS);
+        Some(postgres)
+    }
+
+    fn make_data(&self, settings: &str) {
+        let data = self.folder.join("d");
+        let made = self
             .command("initdb")
             .args(["--auth=trust", "--no-sync", "--no-locale", "--encoding=UTF8", "-U", USER])
             .arg("-D")
@@ -149,9 +175,8 @@ impl Postgres {
             .expect("initdb is installed");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         let file = fs::File::options().append(true).open(data.join("postgresql.conf"));
-        let written = file.and_then(|mut file| file.write_all(SETTINGS.as_bytes()));
+        let written = file.and_then(|mut file| file.write_all(settings.as_bytes()));
         written.expect("the directory of the server can be written");
-        Some(postgres)
     }
 
     /// Returns the TCP port.
@@ -187,7 +212,7 @@ impl Postgres {
     ///
     /// Panics if the standby does not start.
     pub fn standby(&self) -> Postgres {
-        let mut standby = Postgres::in_new_folder().expect("PostgreSQL is installed");
+        let mut standby = Postgres::in_new_folder(fast_folder()).expect("PostgreSQL is installed");
         standby.follow(self);
         standby
     }
@@ -356,6 +381,12 @@ fn programs() -> Option<PathBuf> {
     let newest =
         found.filter(|path| path.join("bin/initdb").exists()).max_by_key(|path| version(path));
     newest.map(|path| path.join("bin"))
+}
+
+/// Returns a directory in memory, or one on disk if there is little memory for files.
+fn fast_folder() -> &'static str {
+    let has_space = |stat: rustix::fs::StatVfs| stat.f_bavail * stat.f_frsize >= MEMORY_BYTES;
+    if rustix::fs::statvfs(MEMORY).is_ok_and(has_space) { MEMORY } else { DISK }
 }
 
 fn is_root() -> bool {

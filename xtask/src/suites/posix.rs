@@ -85,9 +85,6 @@ pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
     }
     let mut command = Command::new(program);
     command.args(["--only", check, "--programs"]).arg(&site.tools);
-    // The suites mostly wait for the mount. Optimized ones would take longer to build, and to build
-    // and run them would take longer in all.
-    command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0").env("CARGO_PROFILE_RELEASE_LTO", "off");
     if let Ok(operations) = env::var(FSX_OPERATIONS) {
         command.args(["--operations", &operations]);
     }

@@ -59,10 +59,10 @@ impl Program {
         let mut command = Command::new("cargo");
         command.args(["install", name, "--locked", "--version", version, "--root"]).arg(&root);
         let words = format!("{command:?}").replace('"', "");
-        // The programs mostly wait for the file system, so little optimization is enough and
-        // compiles faster. A temporary target directory keeps the folder small.
+        // The programs mostly wait for the file system. So they are not optimized, which would take
+        // longer than it saves. A temporary target directory keeps the folder small.
         command.args(["--profile", "dev"]).env_remove("CARGO_TARGET_DIR");
-        command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "1").env("CARGO_PROFILE_DEV_DEBUG", "0");
+        command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
         let (log, mut why) = (root.join("install.log"), String::new());
         for _ in 0..INSTALL_TRIES {
             match run(&mut command, &log, INSTALL_LIMIT) {

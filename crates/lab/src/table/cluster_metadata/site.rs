@@ -39,14 +39,11 @@ impl Site {
     /// # Errors
     /// An error if a server is not installed, or without the program `corewalk`.
     pub(super) fn start() -> anyhow::Result<Site> {
-        let postgres = Postgres::start().context("needs PostgreSQL: apt-get install postgresql")?;
+        let postgres = Postgres::start_durable();
+        let postgres = postgres.context("needs PostgreSQL: apt-get install postgresql")?;
         let s3 = S3Server::start(BUCKET).context(
             "needs versitygw: go install github.com/versity/versitygw/cmd/versitygw@v1.8.0",
         )?;
-        for setting in ["fsync", "full_page_writes"] {
-            postgres.sql("postgres", &format!("ALTER SYSTEM SET {setting} = on"));
-        }
-        postgres.sql("postgres", "SELECT pg_reload_conf()");
         let url = |scheme, name| format!("{scheme}://{}", postgres.new_database(name));
         let ours = Proxy::new(&url("pg", "ours"));
         let six = Proxy::new(&url("postgresql", "six"));
