@@ -544,8 +544,8 @@ fn listing_during_changes_brings_no_name_back() {
     });
 }
 
-/// Control (a variant with the bug must fail): the entries are read before the listing begins, so
-/// the listing misses a change between the two. The test must catch that.
+/// Control (a variant with the bug must fail): the entries are read before the listing is
+/// registered with the cache. So the listing misses a change between the read and the registration.
 #[test]
 #[should_panic(expected = "a name was brought back")]
 fn control_listing_that_begins_late_is_caught() {

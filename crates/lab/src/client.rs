@@ -73,7 +73,7 @@ fn operations(phase: &str, files: usize) -> usize {
     if is_sync(phase) { (files / SYNC_SHARE).clamp(1, SYNC_FILES_MAX) } else { files }
 }
 
-/// A running client, as the table sees it.
+/// A running client process. A table sends it commands, and reads its answers.
 pub(crate) struct Client {
     child: Child,
     commands: ChildStdin,

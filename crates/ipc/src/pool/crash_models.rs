@@ -142,8 +142,9 @@ fn stop_at_each_store(pool: fn(&Layout) -> Pool) {
             pool.alloc(world.shared(), 4, victim, victim.index).ok();
         });
         let at = format!("stopped after {stores} stores");
-        // Check the ranges of cache lines before the repair of the pool, too. The cleanup after a
-        // dead task walks over them without the pool's lock, and so before any repair.
+        // Check the ranges of cache lines before the repair of the pool, too. The pool is repaired
+        // under its lock. The cleanup after a dead task walks over the ranges without that lock, so
+        // perhaps before the repair.
         let ranges = world.check().unwrap_or_else(|what| panic!("{at}: {what}"));
         if !seen.contains(&ranges) {
             seen.push(ranges);

@@ -161,8 +161,8 @@ mod tests {
         assert!(!set.may_be_owed());
     }
 
-    /// Control: a unit of a semaphore is granted to a live task that does not return from its call.
-    /// The task must keep the unit.
+    /// The opposite case: a unit of a semaphore is granted to a task that is alive, but has not
+    /// returned from its call yet. The task must keep the unit.
     #[test]
     fn control_permit_granted_to_a_live_task_stays() {
         for is_watched in [false, true] {

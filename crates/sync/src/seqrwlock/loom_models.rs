@@ -125,8 +125,8 @@ fn control_writer_without_the_lock_is_caught() {
     });
 }
 
-/// Runs a reader while another thread calls `hold`. Returns how often the lock was free during the
-/// read, and how often it was held.
+/// Models a reader while another thread calls `hold`. Returns the number of schedules in which the
+/// lock was free when the reader looked, and of those in which it was held.
 fn undisturbed(hold: fn(&SeqRwLock)) -> [usize; 2] {
     Tally::of(move |tally| {
         let lock = Arc::new(SeqRwLock::new());
