@@ -43,7 +43,10 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.step("clippy", || clippy(root));
     tally.step("documentation", || documentation(root));
     tally.side_by_side([
-        Box::new(|tally| run_tests(tally, root)),
+        // With `--no-fail-fast`, one run reports all failures.
+        Box::new(|tally| {
+            tally.step("tests", || cargo(root, &["test", "--workspace", "--no-fail-fast"]));
+        }),
         Box::new(|tally| run_calls(tally, root, extent)),
         Box::new(|tally| {
             process::give_way();
@@ -62,16 +65,11 @@ pub(crate) fn run(root: &Path, extent: Extent) -> Outcome {
     tally.finish()
 }
 
-fn run_tests(tally: &mut Tally, root: &Path) {
-    // With `--no-fail-fast`, one run reports all failures.
-    tally.step("tests", || cargo(root, &["test", "--workspace", "--no-fail-fast"]));
-    tally.step("transports", || checks::transports(root));
-}
-
 fn run_calls(tally: &mut Tally, root: &Path, extent: Extent) {
     tally.step("storm", || storm(root));
     tally.step("ipc-hostile", || hostile(root, 1_000_000));
     tally.step("ipc-torture", || torture(root, 5_000));
+    tally.step("transports", || checks::transports(root));
     // The suites use the programs of the step `test build`, which have debug assertions, unlike
     // those of a release.
     if extent == Extent::Full {

@@ -23,7 +23,8 @@
 //!   These file systems check the generation in a handle.
 //!
 //! Source: open_by_handle_at(2); Linux `fs/libfs.c` (`generic_encode_ino32_fh`), `mm/shmem.c`
-//! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`.
+//! (`shmem_encode_fh`), `fs/xfs/xfs_export.c`, `fs/btrfs/export.c`, `fs/inode.c` (`iget_locked`
+//! returns no inode while one is being made).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use corewalk::{Attr, Errno, FileKind, Node};
 use corewalk_base::Mutex;
 use corewalk_base::file_handle::FileHandle;
+use corewalk_base::primitives::thread;
 use foldhash::fast::RandomState;
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags, openat, readlinkat, statx,
@@ -45,6 +47,9 @@ use crate::hostfs::{HostFs, magic, stat_fd};
 /// Maximum number of times that the status and the generation of a file are read. They take two
 /// system calls, and another program may replace the file between them.
 const TRIES_MAX: u32 = 16;
+/// Maximum number of times that a handle is opened again after `ENOMEM`. The host may really have
+/// no memory, so the number has a limit.
+const NUMBER_TRIES_MAX: u32 = 1000;
 const DEPTH_MAX: u32 = 1 << 16;
 const PARENT: &[u8] = b"..";
 
@@ -263,9 +268,19 @@ impl HostFs {
         let layout = handles.layout.ok_or(Errno::STALE)?;
         let handle = layout.handle(&handles.root, ino, generation).ok_or(Errno::STALE)?;
         let open = |flags| self.retry_full(|| handle.open(self.root.as_fd(), flags));
-        let opened = match open(OFlags::DIRECTORY) {
-            Err(Errno::NOTDIR | Errno::ACCESS) => open(OFlags::PATH),
-            opened => opened,
+        let mut tries = 0;
+        let opened = loop {
+            let opened = match open(OFlags::DIRECTORY) {
+                Err(Errno::NOTDIR | Errno::ACCESS) => open(OFlags::PATH),
+                opened => opened,
+            };
+            // ext4 also fails with `ENOMEM` while it gives the number of a removed inode to a new
+            // one. That takes microseconds, and then the call fails with `ESTALE`.
+            if opened.as_ref().err() != Some(&Errno::NOMEM) || tries == NUMBER_TRIES_MAX {
+                break opened;
+            }
+            tries += 1;
+            thread::yield_now();
         };
         opened.map_err(|error| match error {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::IO => error,

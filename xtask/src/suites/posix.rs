@@ -12,7 +12,7 @@ use super::{
 use crate::{Outcome, process::Ended};
 use std::{env, process::Command, time::Duration};
 
-pub(super) const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
+const FSX_OPERATIONS: &str = "COREWALK_FSX_OPERATIONS";
 /// Time limit of `corewalk-conformance`, which may have to install the suite.
 const KIT_LIMIT: Duration = minutes(14);
 
@@ -85,10 +85,13 @@ pub(super) fn kit(site: &Site, check: &str) -> Result<Command, Outcome> {
     }
     let mut command = Command::new(program);
     command.args(["--only", check, "--programs"]).arg(&site.tools);
-    if let Ok(operations) = env::var(FSX_OPERATIONS) {
-        command.args(["--operations", &operations]);
-    }
     Ok(command)
+}
+
+/// Returns the number of operations of fsx, which is `default` unless `COREWALK_FSX_OPERATIONS` is
+/// set.
+pub(super) fn fsx_operations(default: &str) -> String {
+    env::var(FSX_OPERATIONS).unwrap_or_else(|_| default.to_owned())
 }
 
 pub(super) fn run_kit(mount: &mut Mount, mut command: Command) -> Result<String, Outcome> {
@@ -138,7 +141,9 @@ pub(super) fn fsx_async(site: &Site) -> Outcome {
 
 fn check_fsx(site: &Site, source: Source, options: &str) -> Result<Outcome, Outcome> {
     let mut mount = Mount::start_with(site, source, options)?;
-    run_kit(&mut mount, kit(site, "fsx")?)?;
+    let mut command = kit(site, "fsx")?;
+    command.args(["--operations", &fsx_operations("10000")]);
+    run_kit(&mut mount, command)?;
     Ok(mount.finish())
 }
 

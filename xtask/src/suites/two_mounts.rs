@@ -11,7 +11,7 @@
 
 use super::{
     mount::{Mount, OPTIONS, Site, Source, TRANSPORT},
-    posix::{FSX_OPERATIONS, enough_passed, kit, run_kit},
+    posix::{enough_passed, fsx_operations, kit, run_kit},
     work::{GIT, RSYNC, SMALL, TAR, quoted},
 };
 use crate::{Outcome, process::Ended};
@@ -135,7 +135,7 @@ fn check_fsx(site: &Site) -> Result<Outcome, Outcome> {
     }
     let library = Library::build(site)?;
     let mut pair = Pair::start(site)?;
-    let operations = env::var(FSX_OPERATIONS).unwrap_or_else(|_| OPERATIONS.to_owned());
+    let operations = fsx_operations(OPERATIONS);
     let kit = || -> Result<Command, Outcome> {
         let mut command = kit(site, "fsx")?;
         command.args(["--operations", &operations]);

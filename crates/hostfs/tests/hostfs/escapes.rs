@@ -3,10 +3,12 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use corewalk::{AtimePolicy, Cred, Errno, May, RenameMode, WalkFlags};
 use corewalk_base::primitives::atomic::{AtomicBool, Ordering};
+use corewalk_base::primitives::thread;
 use corewalk_hostfs::HostFsOptions;
 use corewalk_testkit::race::{self, Watchdog};
 use corewalk_testkit::rng::Seed;
@@ -109,6 +111,44 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
     assert_eq!(vfs.getattr(&held).map(|attr| attr.nlink), Ok(1));
     fs::remove_file(dir.join("a")).unwrap();
     assert_eq!(vfs.getattr(&held).err(), Some(Errno::STALE));
+}
+
+/// A file is removed on the host, and the host reuses its inode number. While ext4 makes the new
+/// inode, it answers `ENOMEM` to a call with the old file handle. The client must get `ESTALE`.
+#[test]
+fn removed_file_is_stale_while_its_number_is_reused() {
+    let _watchdog = Watchdog::start("reused number", Duration::from_secs(120));
+    let dir = TempDir::new();
+    let vfs = with_options(dir.path(), by_path());
+    let is_over = AtomicBool::new(false);
+    let make_others = |path: PathBuf| {
+        // ORDERING: Relaxed. The flag only ends the loop.
+        while !is_over.load(Ordering::Relaxed) {
+            fs::write(&path, b"other").unwrap();
+            fs::remove_file(&path).unwrap();
+        }
+    };
+    thread::scope(|scope| {
+        for other in ["g", "h"] {
+            let path = dir.join(other);
+            scope.spawn(|| make_others(path));
+        }
+        let found: Vec<Errno> = (0..100)
+            .flat_map(|_| {
+                fs::write(dir.join("f"), b"file").unwrap();
+                let f = walk(&vfs, "f").unwrap();
+                fs::remove_file(dir.join("f")).unwrap();
+                let answers: Vec<_> = (0..100).filter_map(|_| vfs.getattr(&f).err()).collect();
+                vfs.invalidate(&vfs.root(), name("f")).unwrap();
+                answers
+            })
+            .collect();
+        // ORDERING: Relaxed. The flag only ends the loops of the other threads.
+        is_over.store(true, Ordering::Relaxed);
+        assert!(found.len() > 5_000, "{} calls failed", found.len());
+        let others: Vec<_> = found.iter().filter(|&&error| error != Errno::STALE).collect();
+        assert!(others.is_empty(), "{others:?}");
+    });
 }
 
 /// A write by path must never reach a file outside of the root, while a directory of the path moves
