@@ -35,8 +35,8 @@ const ARM_LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 const ARM_PACKAGES: [&str; 4] =
     ["corewalk-base", "corewalk-sync", "corewalk-fuse-ring", "corewalk-mbcache"];
 
-/// The crate that is only compiled for 64-bit ARM. With [`ARM_PACKAGES`], these are all crates with
-/// unsafe code or with code for one processor. `nightly` compiles the whole workspace.
+/// The crate that is only compiled for 64-bit ARM. With [`ARM_PACKAGES`], these are all libraries
+/// of the product with unsafe code. `nightly` compiles the whole workspace.
 const ARM_COMPILED: &str = "corewalk-ipc-preload";
 
 /// The crates with unsafe code whose unit tests run under miri. Those of `corewalk-fuse-ring` call
@@ -50,12 +50,10 @@ pub(crate) fn loom(root: &Path) -> Outcome {
     models(root, "corewalk_loom", "loom_")
 }
 
-/// Runs the models of the name cache and of System V IPC like [`loom`], but with one preemption
-/// more per schedule.
+/// Runs the models of the name cache like [`loom`], but with one preemption more per schedule.
 pub(crate) fn loom_long(root: &Path) -> Outcome {
     let mut command = models_of(root, "corewalk_loom");
-    command.args(["-p", "corewalk", "-p", "corewalk-ipc", "--lib", "loom_"]);
-    command.env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
+    command.args(["-p", "corewalk", "--lib", "loom_"]).env("COREWALK_LOOM_MORE_PREEMPTIONS", "1");
     tests_ran(&mut command, root, "corewalk_loom long")
 }
 

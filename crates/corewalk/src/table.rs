@@ -72,7 +72,7 @@ pub(crate) struct Table<K> {
     load: u32,
     /// Each lock protects the state of its stripe, and the entries of the stripe's buckets.
     stripes: Box<[OwnLine<Mutex<StripeState>>]>,
-    /// Held while a bucket is split into two, by which the table grows. Protects the stores to
+    /// Held while a bucket is split into two, because the table grows. Protects the stores to
     /// `size`.
     grow: Mutex<()>,
     kind: PhantomData<K>,

@@ -236,7 +236,7 @@ fn control_operation_without_a_wake_up_is_caught() {
 }
 
 fn publish_against_lookup() -> [usize; 2] {
-    Tally::of_bounded(1, |tally| {
+    Tally::of_bounded(2, |tally| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let looker = thread::spawn(move || {
@@ -261,7 +261,7 @@ fn set_beside_its_lookup_is_complete_or_not_there() {
 #[test]
 #[should_panic(expected = "I7")]
 fn control_lookup_without_the_sequence_is_caught() {
-    Tally::<1>::of_bounded(1, |_| {
+    Tally::<1>::of_bounded(2, |_| {
         let namespace = namespace();
         let (one, other) = (task(&namespace, 1), task(&namespace, 2));
         let looker = thread::spawn(move || {

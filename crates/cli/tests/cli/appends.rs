@@ -86,8 +86,8 @@ fn append_finds_the_end_unless_the_kernel_collects_writes() {
     assert_eq!(written_at_3_of_6(back, WriteOrigin::Append), "123ab6");
 }
 
-/// The opposite case: by the flags of its request, the write is none that appends. It must go to
-/// its offset, even if the file is open with `O_APPEND`.
+/// The opposite case: by the flags of its request, the write is no append. It must go to its
+/// offset, even if the file is open with `O_APPEND`.
 #[test]
 fn control_other_writes_keep_their_offset() {
     for origin in [WriteOrigin::Cache, WriteOrigin::Call] {

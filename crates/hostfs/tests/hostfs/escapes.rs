@@ -115,6 +115,7 @@ fn file_is_found_by_the_name_that_remains_on_the_host() {
 
 /// A file is removed on the host, and the host reuses its inode number. While ext4 makes the new
 /// inode, it answers `ENOMEM` to a call with the old file handle. The client must get `ESTALE`.
+/// The test can fail only if the directory for temporary files is on ext4.
 #[test]
 fn removed_file_is_stale_while_its_number_is_reused() {
     let _watchdog = Watchdog::start("reused number", Duration::from_secs(120));
