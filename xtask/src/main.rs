@@ -39,7 +39,7 @@ usage: cargo xtask TASK
   crash               run the models that stop a task before each store
   miri                run the unit tests of the unsafe crates under miri
   tsan                run the stress tests under ThreadSanitizer
-  aarch64             compile all for 64-bit ARM, and run some unit tests in an emulator
+  aarch64             compile the unsafe libraries for 64-bit ARM, and run unit tests in an emulator
   suites [NAME...]    run test suites of other projects and real programs; default: all
   suites --list       print the names of the suites
   help                print this text
