@@ -31,9 +31,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use corewalk::FileKind;
+use fastrand::Rng;
+use itertools::Itertools as _;
 
 use crate::baseline::join;
-use crate::questions::Rng;
 
 /// The inode number of the root.
 pub(crate) const ROOT: u64 = 1;
@@ -152,7 +153,7 @@ impl Corpus {
     /// Adds random names, the same in each run, until the tree has enough entries.
     fn make_up(&mut self, wanted: usize) {
         self.made_up = wanted.saturating_sub(self.entries.len());
-        let mut rng = Rng(0x5eed_0401);
+        let mut rng = Rng::with_seed(0x5eed_0401);
         let mut directories = VecDeque::from([SYNTHETIC as u32 - 1]);
         while let Some(directory) = directories.pop_front() {
             let room = wanted.saturating_sub(self.entries.len()).min(NAMES_PER_DIRECTORY);
@@ -185,9 +186,9 @@ impl Corpus {
 /// Returns a random name that starts with `at`, its number in the directory, so that it is unique
 /// there.
 fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
-    let len = LENGTHS[rng.below(LENGTHS.len() as u64) as usize];
+    let len = LENGTHS[rng.u64(..LENGTHS.len() as u64) as usize];
     let mut name = format!("{at:02}").into_bytes();
-    name.extend((name.len()..len).map(|_| b'a' + rng.below(26) as u8));
+    name.extend((name.len()..len).map(|_| b'a' + rng.u64(..26) as u8));
     name
 }
 
@@ -195,15 +196,11 @@ fn made_up_name(at: usize, rng: &mut Rng) -> Vec<u8> {
 /// no names if the directory cannot be read.
 fn read_directory(path: &Path) -> Vec<(Vec<u8>, bool)> {
     let Ok(entries) = fs::read_dir(path) else { return vec![] };
-    let mut children: Vec<_> = entries
-        .flatten()
-        .map(|entry| {
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            (entry.file_name().as_bytes().to_vec(), is_directory)
-        })
-        .collect();
-    children.sort();
-    children
+    let child = |entry: fs::DirEntry| {
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        (entry.file_name().as_bytes().to_vec(), is_directory)
+    };
+    entries.flatten().map(child).sorted().collect()
 }
 
 #[cfg(test)]

@@ -157,9 +157,8 @@ impl Slice {
         base_params: &Params,
     ) -> anyhow::Result<()> {
         self.check(variant)?;
-        for value in
-            [(Metric::OPS_PER_SECOND, self.ops_per_s), (Metric::NS_PER_OP, self.ns_per_op())]
-        {
+        let rate = (Metric::OPS_PER_SECOND, self.ops_per_s);
+        for value in [rate, (Metric::NS_PER_OP, self.ns_per_op())] {
             samples.add_against(round, variant, params, value, baseline, base_params);
         }
         Ok(())

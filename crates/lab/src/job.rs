@@ -25,11 +25,12 @@
 //! `/proc`, and half from getcwd.
 
 use corewalk::FileKind;
+use fastrand::Rng;
 
 use crate::before::{Dentries, make_path};
 use crate::corpus::{Corpus, ROOT};
 use crate::crew::{Laps, Turn};
-use crate::questions::{Rng, Tally};
+use crate::questions::Tally;
 
 /// Stats of shared paths.
 pub(crate) const STATS: usize = 16;
@@ -69,9 +70,9 @@ impl User {
         };
         let files = (0..FILES).map(file).collect();
         // All users have the same paths, each in another order.
-        let mut rng = Rng(0x5eed_0301);
+        let mut rng = Rng::with_seed(0x5eed_0301);
         let mut shared: Vec<(u64, Vec<u8>)> = (0..SHARED)
-            .map(|_| rng.below(corpus.len() as u64) + 1)
+            .map(|_| rng.u64(..corpus.len() as u64) + 1)
             .filter(|&ino| ino != ROOT)
             .map(|ino| (ino, corpus.path(ino)))
             .collect();

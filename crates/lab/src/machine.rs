@@ -37,11 +37,8 @@ impl Machine {
     /// Returns the machine that the process runs on.
     pub(crate) fn here() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let cpu = cpuinfo
-            .lines()
-            .find(|line| line.starts_with("model name"))
-            .and_then(|line| line.split_once(": "))
-            .map_or_else(|| String::from("unknown"), |(_, name)| name.to_owned());
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name\t: "));
+        let cpu = model.unwrap_or("unknown").to_owned();
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         Machine { cpu, cores: cores(), kernel, commit: commit() }
     }
@@ -82,12 +79,8 @@ fn busy_ns() -> u64 {
     // After its name, a line of `/proc/stat` has the fields user, nice, system, idle, iowait, irq,
     // softirq and steal. The times of later fields are part of user and nice.
     let fields = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
-    let ticks: u64 = fields
-        .enumerate()
-        .filter(|(at, _)| !matches!(at, 3 | 4))
-        .filter_map(|(_, field)| field.parse::<u64>().ok())
-        .sum();
-    ticks * TICK_NS
+    let fields = fields.enumerate().filter(|(at, _)| !matches!(at, 3 | 4));
+    fields.filter_map(|(_, ticks)| ticks.parse::<u64>().ok()).sum::<u64>() * TICK_NS
 }
 
 fn clock_ns(clock: ClockId) -> u64 {

@@ -19,7 +19,7 @@
 mod programs;
 pub(crate) mod trivial;
 
-pub(crate) use programs::{bindfs, corewalk, ours, passthrough_ll, rclone, s3fs, trivial};
+pub(crate) use programs::{corewalk, ours, rclone, s3fs, server, trivial};
 
 use std::fs;
 use std::io;

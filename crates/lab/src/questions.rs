@@ -11,8 +11,7 @@
 //! After every operation a worker compares the inode number, or the length of the path, with the
 //! right one. After every sixteenth path it also compares the bytes.
 //!
-//! Source: Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled",
-//! 2014.
+//! Source: the tables `lookup` and `path`, which ask these questions.
 
 use crate::corpus::{Corpus, ROOT, SYNTHETIC};
 use crate::crew::{Laps, Turn};
@@ -84,12 +83,12 @@ impl Questions {
         seed: u64,
         pool: &[u64],
     ) -> Questions {
-        let mut rng = Rng(seed | 1);
+        let mut rng = fastrand::Rng::with_seed(seed);
         let mut questions = Questions { targets: Vec::with_capacity(draws), bytes: Vec::new() };
         while questions.targets.len() < draws {
             let ino = match pool.len() as u64 {
-                0 => rng.below(corpus.len() as u64) + 1,
-                len => pool[rng.below(len) as usize],
+                0 => rng.u64(..corpus.len() as u64) + 1,
+                len => pool[rng.u64(..len) as usize],
             };
             if [ROOT, SYNTHETIC].contains(&ino) {
                 continue;
@@ -139,20 +138,6 @@ pub(crate) fn is_path(expected: &[u8], path: Option<&[u8]>, number: u64) -> bool
     let Some(path) = path else { return false };
     let is_compared = number.is_multiple_of(COMPARE_EVERY);
     path.len() == expected.len() && (!is_compared || path == expected)
-}
-
-/// A small random number generator (xorshift64*).
-pub(crate) struct Rng(pub u64);
-
-impl Rng {
-    /// Returns a number below `n`.
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        ((u128::from(number) * u128::from(n)) >> 64) as u64
-    }
 }
 
 #[cfg(test)]

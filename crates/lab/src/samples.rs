@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
+use itertools::Itertools as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -250,8 +251,7 @@ fn short(value: f64) -> f64 {
 
 /// Returns the median of the values.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
+    let sorted = values.iter().copied().sorted_by(f64::total_cmp).collect_vec();
     let middle = sorted.len() / 2;
     match sorted.len() {
         0 => None,

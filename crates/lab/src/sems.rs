@@ -116,10 +116,8 @@ pub(crate) fn check<S: Sems>(
     let variant = sems.variant();
     for (num, value) in (0..).zip(sems.values(set)?) {
         let right = right(num);
-        ensure!(
-            value == right,
-            "{variant}: semaphore {num} of set {set} is {value} and not {right}"
-        );
+        let what = format!("{variant}: semaphore {num} of set {set}");
+        ensure!(value == right, "{what} is {value} and not {right}");
     }
     Ok(())
 }

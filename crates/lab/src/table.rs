@@ -64,8 +64,9 @@ mod prelude {
     pub(super) use crate::crew::{self, Laps, Pinning, Slice, Turn};
     pub(super) use crate::ours::Ours;
     pub(super) use crate::peer::Scratch;
-    pub(super) use crate::questions::{Op, Rng, Tally};
+    pub(super) use crate::questions::{Op, Tally};
     pub(super) use crate::samples::{Metric, Samples};
+    pub(super) use fastrand::Rng;
 }
 
 /// One table.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use itertools::Itertools as _;
+
 use crate::Report;
 use crate::samples::{Params, Row};
 
@@ -27,13 +29,7 @@ pub(crate) fn render(report: &Report) -> String {
 /// Returns the groups of result rows in the text of the report: rows with the same parameters and
 /// metric.
 pub(crate) fn params_of(report: &Report) -> Vec<(&Params, &str)> {
-    let mut groups = vec![];
-    for row in &report.rows {
-        if !groups.contains(&(&row.params, row.metric)) {
-            groups.push((&row.params, row.metric));
-        }
-    }
-    groups
+    report.rows.iter().map(|row| (&row.params, row.metric)).unique().collect()
 }
 
 /// Returns a line for each row with these parameters.

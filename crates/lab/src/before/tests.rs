@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::corpus::tests::Move;
-use crate::questions::Rng;
 use corewalk_base::primitives::atomic::{AtomicBool, AtomicU64, Ordering};
 use corewalk_base::primitives::thread;
+use fastrand::Rng;
 
 /// A flag that ends the threads of a test.
 #[derive(Default)]
@@ -167,9 +167,9 @@ fn stable_names_are_found_while_others_come_and_go() {
                 }
             });
             scope.spawn(|| {
-                let mut rng = Rng(7);
+                let mut rng = Rng::with_seed(7);
                 while !done.is_set() {
-                    let name = format!("passing-{}", rng.below(1000)).into_bytes();
+                    let name = format!("passing-{}", rng.u64(..1000)).into_bytes();
                     assert!(dentries.create(3, &name, FileKind::Regular).is_some(), "{variant}");
                     assert!(dentries.unlink(3, &name), "{variant}");
                 }

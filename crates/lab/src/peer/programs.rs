@@ -112,16 +112,32 @@ pub(crate) fn rclone(folder: &str, endpoint: &str, point: &Path) -> anyhow::Resu
     Ok(program)
 }
 
+/// Returns the command that mounts `source` with the server of the variant `variant`: `bindfs`,
+/// `passthrough_ll`, or else corewalk. `threads` is as in [`ours`], and `build` as in
+/// [`passthrough_ll`].
+///
+/// # Errors
+/// As these functions.
+pub(crate) fn server(
+    variant: &str,
+    threads: Option<usize>,
+    source: &OsStr,
+    point: &Path,
+    build: &Path,
+) -> anyhow::Result<Command> {
+    match variant {
+        "bindfs" => bindfs(threads, source, point),
+        "passthrough_ll" => passthrough_ll(threads, source, point, build),
+        _ => ours(threads, source, point),
+    }
+}
+
 /// Returns the command that mounts `source` with bindfs. bindfs uses the high-level interface of
 /// libfuse, and sets `default_permissions` by itself. `threads` is as in [`ours`].
 ///
 /// # Errors
 /// An error if bindfs is not installed.
-pub(crate) fn bindfs(
-    threads: Option<usize>,
-    source: &OsStr,
-    point: &Path,
-) -> anyhow::Result<Command> {
+fn bindfs(threads: Option<usize>, source: &OsStr, point: &Path) -> anyhow::Result<Command> {
     let mut program = find("bindfs")?;
     program.arg("-f").arg(source).arg(point);
     if let Some(threads) = threads {
@@ -135,8 +151,8 @@ pub(crate) fn bindfs(
 ///
 /// # Errors
 /// An error if the example is not installed and cannot be built.
-pub(crate) fn passthrough_ll(
-    threads: usize,
+fn passthrough_ll(
+    threads: Option<usize>,
     source: &OsStr,
     point: &Path,
     build: &Path,
@@ -149,9 +165,10 @@ pub(crate) fn passthrough_ll(
         ensure!(is_built, "passthrough_ll is not installed, and {PASSTHROUGH_LL} cannot be built");
         Ok(Command::new(file))
     })?;
-    let options = "cache=never,timeout=0,xattr,default_permissions,source=";
-    let options = [OsStr::new(options), source].join(OsStr::new(""));
-    program.args(["-f", if threads > 1 { "-oclone_fd" } else { "-s" }, "-o"]);
+    let cache = if threads.is_some() { "cache=never,timeout=0," } else { "" };
+    let options = format!("{cache}xattr,default_permissions,source=");
+    let options = [OsStr::new(&options), source].join(OsStr::new(""));
+    program.args(["-f", if threads == Some(1) { "-s" } else { "-oclone_fd" }, "-o"]);
     program.arg(options).arg(point);
     Ok(program)
 }

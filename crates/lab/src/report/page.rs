@@ -6,6 +6,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use itertools::Itertools as _;
+
 use super::plot::{Line, draw};
 use crate::Report;
 use crate::samples::Row;
@@ -49,20 +51,8 @@ pub(super) fn render(reports: &[Report]) -> String {
 
 /// Returns `text` with all characters escaped that would be markup.
 pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            // XML allows only these two control characters.
-            c if c.is_control() && c != '\n' && c != '\t' => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
+    let is_bad = |c: char| c.is_control() && c != '\n' && c != '\t';
+    quick_xml::escape::escape(text).replace(is_bad, "\u{fffd}")
 }
 
 /// Writes the line of a table on the front page.
@@ -158,17 +148,8 @@ fn section(out: &mut String, at: usize, report: &Report) {
 /// Writes the plot of measured rows.
 fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
     let (Some(first), plot) = (rows.first(), &table.words().plot) else { return };
-    let (mut values, mut names): (Vec<String>, Vec<&str>) = (vec![], vec![]);
-    for row in rows {
-        let at = value(&row.params[plot.x]);
-        if !values.contains(&at) {
-            values.push(at);
-        }
-        if !names.contains(&&row.variant[..]) {
-            names.push(&row.variant);
-        }
-    }
-    // corewalk and its baseline are always drawn.
+    let values = rows.iter().map(|row| value(&row.params[plot.x])).unique().collect::<Vec<_>>();
+    let mut names = rows.iter().map(|row| &row.variant[..]).unique().collect::<Vec<_>>();
     names.sort_by_key(|name| (*name != "corewalk", *name != first.baseline));
     names.truncate(LINES_MAX);
     let point = |name: &str, at: &String| {
@@ -189,10 +170,8 @@ fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
 
 /// Writes the plot of published curves.
 fn published_plot(out: &mut String, table: &Table, published: &Published) {
-    let points = published.curves.iter().flat_map(|(_, points)| points);
-    let mut values: Vec<f64> = points.map(|(x, _)| *x).collect();
-    values.sort_by(f64::total_cmp);
-    values.dedup();
+    let places = published.curves.iter().flat_map(|(_, points)| points).map(|(x, _)| *x);
+    let values = places.sorted_by(f64::total_cmp).dedup().collect::<Vec<f64>>();
     let point = |points: &[(f64, f64)], at: f64| {
         points.iter().find(|(x, _)| *x == at).map(|(_, y)| [*y; 3])
     };
@@ -303,6 +282,6 @@ mod tests {
     #[test]
     fn control_characters_do_not_break_the_page() {
         assert_eq!(escape("a\u{0}b\u{1b}"), "a\u{fffd}b\u{fffd}");
-        assert_eq!(escape("<a href='x'>"), "&lt;a href=&#39;x&#39;&gt;");
+        assert_eq!(escape("<a href='x'>"), "&lt;a href=&apos;x&apos;&gt;");
     }
 }

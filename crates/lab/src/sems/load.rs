@@ -12,10 +12,10 @@
 use std::time::Duration;
 
 use corewalk_ipc::{SemBuf, SemFlags};
+use fastrand::Rng;
 
 use super::{Sems, check};
 use crate::crew::{self, Laps, Slice, Turn};
-use crate::questions::Rng;
 use crate::samples::Cell;
 
 /// How a thread chooses semaphores: its own ones, random ones, or the same one as all others.
@@ -67,16 +67,16 @@ impl Load {
     pub(crate) fn work(&self, sems: &impl Sems, set: usize, worker: usize, turn: Turn<'_>) -> Laps {
         let flags = if self.has_undo { SemFlags::UNDO } else { SemFlags::empty() };
         let (own, count) = (self.own(worker), self.sems);
-        let mut rng = Rng(worker as u64 + 1);
+        let mut rng = Rng::with_seed(worker as u64 + 1);
         let mut nums = [own, (own + 1) % count];
         let (is_random, is_double) = (self.pattern == "random", self.ops == 2);
         let laps = turn.run(|number| {
             let is_first = number.is_multiple_of(2);
             if is_first && is_random {
-                nums[0] = rng.below(count.into()) as u16;
+                nums[0] = rng.u16(..count);
                 if is_double {
                     // Any other.
-                    let step = 1 + rng.below(u64::from(count) - 1) as u16;
+                    let step = 1 + rng.u64(..u64::from(count) - 1) as u16;
                     nums[1] = (nums[0] + step) % count;
                 }
             }

@@ -176,10 +176,8 @@ fn mounts(
                 _ => source.folder(&folder)?.into(),
             };
             let found = match variant {
-                BASELINE => peer::bindfs(Some(threads), &below, &point),
-                PASSTHROUGH_LL => peer::passthrough_ll(threads, &below, &point, scratch.path()),
                 TRIVIAL => peer::trivial(threads, &point),
-                _ => peer::ours(Some(threads), &below, &point),
+                _ => peer::server(variant, Some(threads), &below, &point, scratch.path()),
             };
             let program = found.map(|mut program| {
                 program.args(transport.iter().flat_map(|(_, option)| ["-o", option]));

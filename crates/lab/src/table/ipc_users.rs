@@ -109,13 +109,13 @@ fn mark(user: usize, sets: usize) -> (usize, u16) {
 
 /// Works as a user.
 fn work<S: Sems>(sems: &S, user: usize, sets: usize, turn: Turn<'_>) -> Laps {
-    let mut rng = Rng(user as u64 + 1);
+    let mut rng = Rng::with_seed(user as u64 + 1);
     let (mut set, mut num) = (0, 0);
     let laps = turn.run(|number| {
         let op = if number.is_multiple_of(2) { 1 } else { -1 };
         if op == 1 {
-            set = rng.below(sets as u64) as usize;
-            num = rng.below(u64::from(STEADY.0) - 1) as u16;
+            set = rng.u64(..sets as u64) as usize;
+            num = rng.u64(..u64::from(STEADY.0) - 1) as u16;
         }
         match number % 8 {
             6 => sems.value(user, set, num).is_some_and(|value| value <= 2 * 1024),

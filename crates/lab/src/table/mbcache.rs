@@ -95,9 +95,9 @@ fn slice<P: Pairs>(pairs: &P, cell: &Cell, count: u64, time: Duration) -> Slice 
     let (values, threads) = (cell.number("values") as u64, cell.number("threads") as u64);
     let key = |number| key(number, values);
     crew::run(threads as usize, time, |thread, turn| {
-        let mut rng = Rng(thread as u64 + 1);
+        let mut rng = Rng::with_seed(thread as u64 + 1);
         let own = count / threads;
-        let mut any = move || rng.below(own) * threads + thread as u64;
+        let mut any = move || rng.u64(..own) * threads + thread as u64;
         // Pairs with even key numbers stay. Pairs with odd ones are created and deleted.
         let stays = move |number: u64| number - if number / values % 2 == 1 { values } else { 0 };
         let goes = move |number: u64| number + if number / values % 2 == 1 { 0 } else { values };

@@ -1,25 +1,27 @@
-//! Benchmark table `real-work`: common programs on a tree of files, in mounts as a user has them
-//! and on file systems of the kernel.
+//! Benchmark table `real-work`: common programs on a tree of files, and reads and writes of a large
+//! file. It runs in mounts as a user has them, and on file systems of the kernel.
 //!
 //! Each visit unpacks the same generated tree into a new directory, works on it step by step
-//! ([`STEPS`]), and removes everything. Units: seconds of each step (`seconds`), and requests that
-//! the kernel sent to the server, per file of the tree (`requests_per_file`).
+//! ([`STEPS`]), and then on other files ([`data`]). It removes everything at the end. Units:
+//! seconds of each step (`seconds`), and requests that the kernel sent to the server, per file of
+//! the tree (`requests_per_file`).
 //!
 //! | variant | file system | its files are in |
 //! |---|---|---|
 //! | `corewalk` | `corewalk mount tmpfs` | its own memory |
 //! | `corewalk-store` | `corewalk mount store:DIRECTORY` | a directory of the disk |
-//! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | a directory of the disk |
-//! | `bindfs` | bindfs | a directory of the disk |
+//! | `corewalk-hostfs` | `corewalk mount DIRECTORY` | the host's tmpfs |
+//! | `bindfs` | bindfs | the host's tmpfs |
+//! | `passthrough_ll` | the low-level example of libfuse | the host's tmpfs |
 //! | `linux` | the host's tmpfs | memory |
 //! | `linux-ext4` | that of the disk, if it is an ext4 | the disk |
 //!
 //! All mounts have the options and timeouts of a mount without `-o`, and nothing is pinned. The lab
 //! allows FUSE over io_uring (`peer/programs`).
 //!
-//! A tree of 4,000 files has about 120 MB. The number of files grows with `--seconds`: with
-//! `--seconds 3.1233` the tree has 12,493 files. The bytes of the files are text, which git
-//! compresses to about half.
+//! A tree of 1,000 files has about 30 MB, and the large file 256 MiB. Both grow with `--seconds`:
+//! with `--seconds 4` the tree has 4,000 files and the large file 1 GiB. The bytes of the files in
+//! the tree are text, which git compresses to about half.
 //!
 //! # Checks
 //! Every program must succeed, `find` must list each file with its size, and the other programs
@@ -32,6 +34,7 @@
 //!
 //! Source: tar(1), find(1), cp(1), diff(1), git-add(1), rm(1).
 
+pub(super) mod data;
 mod requests;
 
 use super::prelude::*;
@@ -45,13 +48,14 @@ use std::time::Instant;
 
 /// The baseline, with which all other variants are compared.
 const BASELINE: &str = "bindfs";
-const SERVERS: [&str; 4] = ["corewalk", "corewalk-store", "corewalk-hostfs", BASELINE];
+const SERVERS: [&str; 5] =
+    ["corewalk", "corewalk-store", "corewalk-hostfs", "passthrough_ll", BASELINE];
 /// Files of the tree for each second of the setting `time_per_row`.
-const FILES_PER_S: f64 = 4_000.0;
+const FILES_PER_S: f64 = 1_000.0;
 /// Files in a quick run.
 const FILES_QUICK: usize = 60;
-/// Seconds of all visits of a variant with 4,000 files, on two cores.
-const SHARE: f64 = 45.0;
+/// Seconds of all visits of a variant with 1,000 files, on two cores.
+const SHARE: f64 = 33.0;
 /// The seed of the tree.
 const SEED: u64 = 22;
 /// Number of files in a directory. `DIRECTORIES` is the number of such directories in one
@@ -63,8 +67,11 @@ const DIGITS: Range<u64> = 5..18;
 /// The letters of the text in files.
 const LETTERS: &[u8] = b"etaoinshrdlucmfw \n";
 
-/// The steps in their order: the name in the rows, and the program with its arguments. The standard
-/// input of each is the archive.
+/// MiB of the large file for each 1,000 files of the tree.
+const MIB_PER_1000: usize = 256;
+
+/// The first steps in their order: the name in the rows, and the program with its arguments. The
+/// standard input of each is the archive.
 const STEPS: [(&str, &[&str]); 8] = [
     ("untar", &["tar", "xf", "-"]),
     ("find", &["find", "tree", "-type", "f", "-printf", "%s\n"]),
@@ -98,15 +105,12 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
     let mut mounts = vec![];
     for variant in SERVERS {
         let point = scratch.folder(variant)?;
-        let program = match variant {
-            "corewalk" => peer::ours(None, "tmpfs".as_ref(), &point),
-            "corewalk-store" => {
-                let source = format!("store:{}", disk.folder(variant)?.display());
-                peer::ours(None, source.as_ref(), &point)
-            }
-            BASELINE => peer::bindfs(None, disk.folder(variant)?.as_ref(), &point),
-            _ => peer::ours(None, disk.folder(variant)?.as_ref(), &point),
+        let source = match variant {
+            "corewalk" => "tmpfs".into(),
+            "corewalk-store" => format!("store:{}", disk.folder(variant)?.display()).into(),
+            _ => memory.folder(variant)?.into_os_string(),
         };
+        let program = peer::server(variant, None, &source, &point, disk.path());
         mounts.extend(Mounted::start_or_skip(run.table, variant, program, point)?);
     }
     mounts.extend(Mounted::without_server(run.table, &memory, &disk)?);
@@ -116,10 +120,16 @@ fn run(run: &Run<'_>, samples: &mut Samples) -> anyhow::Result<()> {
         fs::create_dir(&folder)?;
         program(&folder, &["git", "init", "-q", "git"], Stdio::null())?;
         let requests = requests.as_ref().ok().filter(|_| mount.server.is_some());
-        for (step, words) in STEPS {
+        let programs = STEPS.map(|(step, words)| (step, Some(words)));
+        for (step, words) in programs.into_iter().chain(data::STEPS.map(|step| (step, None))) {
             check_interrupt()?;
             requests.map_or(Ok(()), |requests| requests.start(&folder))?;
-            let seconds = tree.step(&folder, step, words);
+            let seconds = match words {
+                Some(words) => tree.step(&folder, step, words),
+                None => {
+                    data::step(&folder, step, (tree.files * MIB_PER_1000).div_ceil(1000) as u64)
+                }
+            };
             let seconds = seconds.with_context(|| format!("{}: {step}", mount.variant))?;
             let params = visit.cell.with("step", step).0;
             let mut add = |value| samples.add(visit.round, mount.variant, &params, value, BASELINE);
@@ -148,15 +158,15 @@ impl Tree {
     /// If a file cannot be written, or without tar.
     fn new(scratch: &Scratch, files: usize) -> anyhow::Result<Tree> {
         let (folder, archive) = (scratch.folder("tree")?, scratch.path().join("tree.tar"));
-        let (mut rng, mut bytes) = (Rng(SEED), 0);
-        let mut letter = || LETTERS[rng.below(LETTERS.len() as u64) as usize];
-        let text: Vec<u8> = (0..1 << DIGITS.end).map(|_| letter()).collect();
+        let (mut rng, mut bytes) = (Rng::with_seed(SEED), 0);
+        let text: Vec<u8> =
+            (0..1 << DIGITS.end).map(|_| LETTERS[rng.usize(..LETTERS.len())]).collect();
         for number in 0..files {
             let directory = number / IN_DIRECTORY;
             let above = format!("part-{:02}/dir-{directory:04}", directory / DIRECTORIES);
-            let least = 1 << (DIGITS.start + rng.below(DIGITS.end - DIGITS.start));
-            let size = least + rng.below(least);
-            let start = rng.below(text.len() as u64 - size) as usize;
+            let least = 1 << (DIGITS.start + rng.u64(..DIGITS.end - DIGITS.start));
+            let size = least + rng.u64(..least);
+            let start = rng.u64(..text.len() as u64 - size) as usize;
             fs::create_dir_all(folder.join(&above))?;
             let file = folder.join(above).join(format!("file-{number:05}.txt"));
             fs::write(file, &text[start..][..size as usize])?;
@@ -204,7 +214,7 @@ mod tests {
     fn tree_is_always_the_same_and_every_step_checks_it() {
         let scratch = Scratch::in_memory("real-work").unwrap();
         let tree = Tree::new(&scratch, 40).unwrap();
-        assert_eq!((tree.files, tree.bytes), (40, 1_161_915));
+        assert_eq!((tree.files, tree.bytes), (40, 932_973));
         program(scratch.path(), &["git", "init", "-q", "git"], Stdio::null()).unwrap();
         for (step, words) in STEPS {
             assert!(tree.step(scratch.path(), step, words).unwrap() > 0.0, "{step}");

@@ -101,11 +101,11 @@ fn bytes_per_file(cell: &Cell, bytes: u64) -> (Metric, f64) {
 impl Pool {
     /// Draws `values` random values, each different from all others.
     fn draw(values: usize) -> Pool {
-        let mut rng = Rng(0x5eed_0004);
+        let mut rng = Rng::with_seed(0x5eed_0004);
         let mut bytes = vec![0; values * VALUE_BYTES];
         for (number, value) in bytes.chunks_exact_mut(VALUE_BYTES).enumerate() {
             for word in value.chunks_mut(8) {
-                let drawn = rng.below(u64::MAX).to_le_bytes();
+                let drawn = rng.u64(..u64::MAX).to_le_bytes();
                 word.copy_from_slice(&drawn[..word.len()]);
             }
             value[VALUE_BYTES - 8..].copy_from_slice(&(number as u64).to_le_bytes());
@@ -121,7 +121,7 @@ impl Pool {
 impl<'a> Draws<'a> {
     /// Returns the random choices of process number `worker`.
     fn new(pool: &'a Pool, cell: &Cell, worker: usize) -> Draws<'a> {
-        let rng = Rng(0x5eed_0040 + worker as u64);
+        let rng = Rng::with_seed(0x5eed_0040 + worker as u64);
         let (files, values) = (cell.number("files"), cell.number("values") as u64);
         Draws { pool, rng, files: files as u64, values, last: vec![0; files] }
     }
@@ -134,13 +134,13 @@ impl<'a> Draws<'a> {
 
     /// Returns the next file and its value.
     fn next(&mut self) -> (usize, &'a [u8]) {
-        let file = self.rng.below(self.files) as usize;
+        let file = self.rng.u64(..self.files) as usize;
         (file, self.of(file))
     }
 
     /// Returns a value for a file.
     fn of(&mut self, file: usize) -> &'a [u8] {
-        let number = self.rng.below(self.values) as usize;
+        let number = self.rng.u64(..self.values) as usize;
         self.last[file] = number;
         self.pool.value(number)
     }

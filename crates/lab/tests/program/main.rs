@@ -111,11 +111,11 @@ fn quick_real_work_has_every_step_and_leaves_nothing_mounted() {
     for variant in ["corewalk", "corewalk-store", "corewalk-hostfs", "linux"] {
         let steps = rows(&table, variant, "seconds");
         let is_good = |row: &&&Value| row["median"].as_f64() > Some(0.0) && row["rounds"] == 5;
-        assert_eq!((steps.len(), steps.iter().filter(is_good).count()), (8, 8), "{variant}");
+        assert_eq!((steps.len(), steps.iter().filter(is_good).count()), (13, 13), "{variant}");
     }
     // The kernel counts requests for root only.
     let counted = rows(&table, "corewalk", "requests_per_file");
-    assert!(counted.is_empty() || counted.len() == 8, "{counted:?}");
+    assert!(counted.is_empty() || counted.len() == 13, "{counted:?}");
     let untar = counted.iter().find(|row| row["params"]["step"] == "untar");
     assert!(untar.is_none_or(|row| row["median"].as_f64() > Some(4.0)), "{untar:?}");
 }

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use corewalk_store::ShareIndex;
+use fastrand::Rng;
 
 use super::*;
-use crate::questions::Rng;
 
 const ENTRIES: usize = 64;
 
@@ -37,11 +37,11 @@ fn touch(index: &dyn ShareIndex, key: u64) -> bool {
 #[test]
 fn every_design_is_a_multimap() {
     for (name, index) in all(ENTRIES) {
-        let (mut model, mut rng) = (BTreeSet::new(), Rng(4));
+        let (mut model, mut rng) = (BTreeSet::new(), Rng::with_seed(4));
         for _ in 0..20_000 {
             // A block has one content at a time, so the model has at most one pair per block.
-            let block = rng.below(40);
-            let key = (block + rng.below(2)) % 5;
+            let block = rng.u64(..40);
+            let key = (block + rng.u64(..2)) % 5;
             match model.iter().find(|pair: &&(u64, u64)| pair.1 == block).copied() {
                 Some((key, _)) => {
                     index.leave(block);

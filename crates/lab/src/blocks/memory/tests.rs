@@ -3,10 +3,10 @@
 
 use corewalk_base::primitives::thread;
 use corewalk_store::{MbcacheIndex, ShareIndex};
+use fastrand::Rng;
 
 use super::*;
 use crate::blocks::designs;
-use crate::questions::Rng;
 
 pub(in crate::blocks) const WORKERS: usize = 3;
 pub(in crate::blocks) const FILES: usize = 40;
@@ -91,9 +91,9 @@ pub(in crate::blocks) fn storm(
     thread::scope(|scope| {
         for (worker, last) in last.iter_mut().enumerate() {
             scope.spawn(move || {
-                let mut rng = Rng(worker as u64 + 1);
+                let mut rng = Rng::with_seed(worker as u64 + 1);
                 for _ in 0..sets {
-                    let (file, number) = (rng.below(FILES as u64) as usize, rng.below(values));
+                    let (file, number) = (rng.u64(..FILES as u64) as usize, rng.u64(..values));
                     store.set(worker, file, &value(number));
                     last[file] = Some(number);
                 }

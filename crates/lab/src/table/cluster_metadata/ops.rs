@@ -1,14 +1,14 @@
 //! The operations of the table `cluster-metadata`.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 
-use super::super::real_work::program;
+use super::super::real_work::{data::blocks, program};
 use super::super::{Settings, sized};
 use crate::samples::Metric;
 
@@ -19,7 +19,6 @@ const WARM: usize = 10;
 const ABSENT: usize = 100;
 /// Bytes of a small file, which a cluster file system stores inline.
 const SMALL: [u8; 4096] = [7; 4096];
-const MIB: usize = 1 << 20;
 
 /// The sizes of a run.
 #[derive(Clone, Copy)]
@@ -130,8 +129,7 @@ impl Work<'_> {
             }
             "rename" => self.rename(root),
             "find" => self.find(root),
-            "write" => self.write(&root.join(format!("file-{round}"))),
-            _ => self.read(&root.join(format!("file-{round}"))),
+            _ => self.transfer(op, &root.join(format!("file-{round}"))),
         }
     }
 
@@ -153,28 +151,19 @@ impl Work<'_> {
         })
     }
 
-    fn write(&self, path: &Path) -> anyhow::Result<Done> {
-        self.measure(|| {
-            let mut file = File::create_new(path)?;
-            for number in 0..self.sizes.mib {
-                file.write_all(&mib(number))?;
-            }
-            Ok(self.sizes.mib)
-        })
-    }
-
-    /// Reads the file, compares it, and removes it.
-    fn read(&self, path: &Path) -> anyhow::Result<Done> {
+    /// Writes the new file `path`, or reads it, checks its size, and removes it.
+    fn transfer(&self, op: &str, path: &Path) -> anyhow::Result<Done> {
+        let (mib, mut options) = (self.sizes.mib, File::options());
         let done = self.measure(|| {
-            let (mut file, mut bytes) = (File::open(path)?, vec![0; MIB]);
-            for number in 0..self.sizes.mib {
-                file.read_exact(&mut bytes).with_context(|| format!("MiB {number}"))?;
-                ensure!(bytes == mib(number), "MiB {number} is wrong");
-            }
-            ensure!(file.read(&mut bytes)? == 0, "the file is too long");
-            Ok(self.sizes.mib)
+            let file =
+                options.read(true).write(op == "write").create_new(op == "write").open(path)?;
+            blocks(&file, op, mib as u64)?;
+            ensure!(file.metadata()?.len() == (mib as u64) << 20, "the file has a wrong size");
+            Ok(mib)
         })?;
-        fs::remove_file(path)?;
+        if op == "read" {
+            fs::remove_file(path)?;
+        }
         Ok(done)
     }
 
@@ -234,11 +223,6 @@ fn tree(root: &Path, number: usize) -> PathBuf {
 
 fn name(number: usize) -> String {
     format!("file-{number:06}")
-}
-
-/// Returns the content of MiB number `number` of a file.
-fn mib(number: usize) -> Vec<u8> {
-    vec![number as u8; MIB]
 }
 
 #[cfg(test)]

@@ -76,7 +76,8 @@ impl Sources {
         let [assembly, object] = ["s", "o"].map(|end| format!("cc-{number}.{end}").into_bytes());
         let open = |path: &str| session.open_dir(path.as_bytes()).expect("it was made");
         let (shared, build) = (open(SHARED), open(&build));
-        let (mut units, mut rng) = (units.iter().cycle(), Rng(0x5eed_0301 + 2 * number as u64));
+        let (mut units, mut rng) =
+            (units.iter().cycle(), Rng::with_seed(0x5eed_0301 + 2 * number as u64));
         turn.run_jobs(|| {
             let [unit, made] = units.next().expect("there are units");
             let mut is_right = self.read(session, unit, &mut rng);
@@ -99,7 +100,7 @@ impl Sources {
     fn read(&self, session: &impl User, unit: &[u8], rng: &mut Rng) -> bool {
         let mut is_right = session.open_close(unit);
         for _ in 0..INCLUDED {
-            let header = &self.0[rng.below(HEADERS as u64) as usize];
+            let header = &self.0[rng.u64(..HEADERS as u64) as usize];
             is_right &= header.absent.iter().all(|path| session.stat(path).is_none());
             is_right &= session.stat(&header.path).is_some_and(|status| status.ino == header.ino);
             is_right &= session.open_close(&header.path);
