@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod appends;
+mod burst;
 mod cluster;
 mod cluster_locks;
 mod cluster_memory;
