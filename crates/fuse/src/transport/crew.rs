@@ -60,8 +60,10 @@ impl Crew {
     pub(super) fn add_reader(&mut self, reader: device::Thread) -> Result<(), MountError> {
         self.add(move |orders| {
             while let Ok(order) = orders.recv() {
-                if order != Order::Register {
-                    return reader.run();
+                match order {
+                    Order::Register => {}
+                    Order::Serve(Transport::Uring) => return reader.run_beside_rings(),
+                    Order::Serve(_) => return reader.run(),
                 }
             }
             Ok(())

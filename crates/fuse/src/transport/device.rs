@@ -4,18 +4,29 @@
 //! one channel, and accepts the answer only on that channel. If this user may not open `/dev/fuse`,
 //! all threads share the mounted device.
 //!
+//! # Forgets beside rings
+//! If requests arrive over io_uring, the device delivers only forgets and interrupts. A thread that
+//! reads each forget immediately is woken by each unlink(2), and takes the client's processor. So
+//! the thread pauses for a millisecond after a forget ([`Thread::run_beside_rings`]). Meanwhile the
+//! kernel collects further forgets, and delivers them in one message (`FUSE_BATCH_FORGET`). An
+//! interrupt may wait for that time.
+//!
 //! Source: Linux `fs/fuse/dev.c` (`fuse_dev_do_read`, `fuse_dev_do_write`).
 
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use corewalk::Errno;
+use corewalk_base::primitives::thread;
 
 use super::MESSAGE_BYTES;
 use crate::service::{Dispatch, Outcome};
-use crate::wire::{Features, Message, OUT_HEADER_BYTES, out_header};
+use crate::wire::{Features, Message, OUT_HEADER_BYTES, Opcode, out_header};
+
+/// The pause after a forget, if requests arrive over io_uring.
+const FORGETS_PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct Thread {
@@ -40,6 +51,23 @@ impl Thread {
     /// # Errors
     /// `ECONNABORTED` if the connection was aborted; other errors of read(2).
     pub(super) fn run(self) -> io::Result<()> {
+        self.run_with(|_| ())
+    }
+
+    /// As [`run`](Self::run), for a mount whose requests arrive over io_uring.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub(super) fn run_beside_rings(self) -> io::Result<()> {
+        self.run_with(|opcode| {
+            if [Opcode::FORGET, Opcode::BATCH_FORGET].contains(&opcode) {
+                thread::sleep(FORGETS_PAUSE);
+            }
+        })
+    }
+
+    /// Calls `after` after each message that was served.
+    fn run_with(self, after: impl Fn(Opcode)) -> io::Result<()> {
         let payload_bytes = self.dispatcher.payload_bytes();
         let mut request = vec![0; MESSAGE_BYTES + payload_bytes];
         let mut answer = vec![0; OUT_HEADER_BYTES + payload_bytes];
@@ -48,7 +76,11 @@ impl Thread {
                 // An empty message ends the loop. The FUSE device never delivers one, but the
                 // socket of the tests does so when its other end is closed.
                 Ok(0) | Err(Errno::NODEV) => return Ok(()),
-                Ok(len) => self.serve(&request[..len], &mut answer),
+                Ok(len) => {
+                    if let Some(opcode) = self.serve(&request[..len], &mut answer) {
+                        after(opcode);
+                    }
+                }
                 // `ENOENT` means that the request was cancelled before this thread could read it.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -56,7 +88,8 @@ impl Thread {
         }
     }
 
-    fn serve(&self, request: &[u8], answer: &mut [u8]) {
+    /// Serves a request, and returns its operation, or `None` if it is malformed.
+    fn serve(&self, request: &[u8], answer: &mut [u8]) -> Option<Opcode> {
         let message = match Message::parse(request, self.features) {
             Ok(message) => message,
             Err(unique) => {
@@ -64,7 +97,7 @@ impl Thread {
                 if let Some(unique) = unique {
                     send(&self.channel, [&out_header(unique, Some(Errno::IO), 0)]);
                 }
-                return;
+                return None;
             }
         };
         let unique = message.header.unique;
@@ -90,6 +123,7 @@ impl Thread {
                 self.dispatcher.serve_later(message.to_owned(), Box::new(reply));
             }
         }
+        Some(message.header.opcode)
     }
 }
 
