@@ -11,7 +11,7 @@
 //! After every operation a worker compares the inode number, or the length of the path, with the
 //! right one. After every sixteenth path it also compares the bytes.
 //!
-//! Source: the tables `lookup` and `path`, which ask these questions.
+//! Source: stat(2), getcwd(2).
 
 use crate::corpus::{Corpus, ROOT, SYNTHETIC};
 use crate::crew::{Laps, Turn};

@@ -1,8 +1,8 @@
 //! Checks that a server serves ten thousand requests at once with bounded memory.
 //!
-//! While the server is stopped (SIGSTOP), that number of clients make one request each. The kernel
-//! counts the requests that wait (`waiting` in a file system of the type fusectl). Then the server
-//! goes on.
+//! SIGSTOP stops the server, and then 10,000 client threads make one request each. The kernel
+//! counts the requests that wait (`waiting` in a file system of the type fusectl). When all wait,
+//! the server goes on.
 //!
 //! Source: Linux `Documentation/filesystems/fuse/fuse.rst` (the control file system).
 
@@ -19,8 +19,8 @@ use crate::fixtures::{Folder, LIMIT, Server, can_mount, counter};
 
 const CLIENTS: u64 = 10_000;
 const STACK_BYTES: usize = 64 << 10;
-/// The growth of memory that the test permits: 1 KiB for each client. A copy of each request in a
-/// buffer of the usual size would need 4 KiB.
+/// The growth of memory that the test permits: 1 KiB for each client. If the server read each
+/// request into a buffer of its own, 4 KiB without the data, it would grow by four times as much.
 const GROWTH_KIB: u64 = CLIENTS;
 
 fn check(transport: &str) {

@@ -4,7 +4,7 @@
 //! one channel, and accepts the answer only on that channel. If this user may not open `/dev/fuse`,
 //! all threads share the mounted device.
 //!
-//! # Forgets beside rings
+//! # Forgets of a mount with io_uring
 //! If requests arrive over io_uring, the device delivers only forgets and interrupts. A thread that
 //! reads each forget immediately is woken by each unlink(2), and takes the client's processor. So
 //! the thread pauses for a millisecond after a forget ([`Thread::run_beside_rings`]). Meanwhile the
@@ -54,7 +54,8 @@ impl Thread {
         self.run_with(|_| ())
     }
 
-    /// As [`run`](Self::run), for a mount whose requests arrive over io_uring.
+    /// As [`run`](Self::run), but pauses after each forget ([`FORGETS_PAUSE`]). For a mount whose
+    /// requests arrive over io_uring.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -66,7 +67,8 @@ impl Thread {
         })
     }
 
-    /// Calls `after` after each message that was served.
+    /// Reads and serves messages until the mount has ended. Passes the operation of each message to
+    /// `after`.
     fn run_with(self, after: impl Fn(Opcode)) -> io::Result<()> {
         let payload_bytes = self.dispatcher.payload_bytes();
         let mut request = vec![0; MESSAGE_BYTES + payload_bytes];

@@ -1,9 +1,9 @@
 //! The FUSE servers that a benchmark can measure, and how the lab finds them.
 //!
-//! All timeouts are 0, so that the kernel asks the server each time. Otherwise a benchmark of
-//! metadata would measure the kernel's cache. In all mounts the kernel checks permissions
-//! (`default_permissions`), for which it also requests the attributes of directories. Without that,
-//! a mount would get fewer requests and seem faster.
+//! For a benchmark of metadata, which sets the number of threads, all timeouts are 0. So the kernel
+//! asks the server each time. Otherwise the benchmark would measure the kernel's cache. In all
+//! mounts the kernel checks permissions (`default_permissions`), for which it also requests the
+//! attributes of directories. Without that, a mount would get fewer requests and seem faster.
 //!
 //! # Threads
 //! For one client, a server has one thread. On one processor, each further thread makes every
@@ -113,11 +113,11 @@ pub(crate) fn rclone(folder: &str, endpoint: &str, point: &Path) -> anyhow::Resu
 }
 
 /// Returns the command that mounts `source` with the server of the variant `variant`: `bindfs`,
-/// `passthrough_ll`, or else corewalk. `threads` is as in [`ours`], and `build` as in
-/// [`passthrough_ll`].
+/// `passthrough_ll`, or else corewalk. Without `threads`, each server has its default timeouts and
+/// threads. `build` is as in [`passthrough_ll`].
 ///
 /// # Errors
-/// As these functions.
+/// As [`bindfs`], [`passthrough_ll`] and [`ours`].
 pub(crate) fn server(
     variant: &str,
     threads: Option<usize>,

@@ -32,7 +32,7 @@
 //!
 //! # Checks
 //! Every call must succeed. `find` must list all files, a renamed directory must have all names,
-//! and `read` must find the bytes that were written.
+//! and each MiB that `read` finds must begin with its offset.
 //!
 //! Source: s3fs(1); rclone-mount(1); JuiceFS, whose SQL engine makes a file by several statements.
 

@@ -16,8 +16,9 @@
 //! | `linux` | the host's tmpfs | memory |
 //! | `linux-ext4` | that of the disk, if it is an ext4 | the disk |
 //!
-//! All mounts have the options and timeouts of a mount without `-o`, and nothing is pinned. The lab
-//! allows FUSE over io_uring (`peer/programs`).
+//! All mounts have their default options and timeouts, and nothing is pinned. Only `passthrough_ll`
+//! has options: `xattr`, `default_permissions` and `clone_fd`. The lab allows FUSE over io_uring
+//! (`peer/programs`).
 //!
 //! A tree of 1,000 files has about 30 MB, and the large file 256 MiB. Both grow with `--seconds`:
 //! with `--seconds 4` the tree has 4,000 files and the large file 1 GiB. The bytes of the files in

@@ -151,7 +151,7 @@ impl Work<'_> {
         })
     }
 
-    /// Writes the new file `path`, or reads it, checks its size, and removes it.
+    /// `write` makes the file `path`. `read` reads it, and then removes it. Both check its size.
     fn transfer(&self, op: &str, path: &Path) -> anyhow::Result<Done> {
         let (mib, mut options) = (self.sizes.mib, File::options());
         let done = self.measure(|| {

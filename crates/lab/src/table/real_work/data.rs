@@ -6,11 +6,12 @@
 //! - `dbench` writes, reads, stats, renames and removes one file of 64 KiB after the other, like
 //!   the benchmark dbench.
 //!
-//! Before a step reads, the kernel drops the pages of the file from its cache, except for those
-//! that are not on the disk yet.
+//! Before a step reads, the lab asks the kernel to drop the cached pages of the file
+//! (posix_fadvise(2)). Pages that are not on the disk yet stay. So do the pages of a tmpfs, and
+//! those that the host caches for a server.
 //!
 //! # Checks
-//! Each block of the file begins with the number of its place.
+//! Each block begins with its byte offset. A step that reads compares these 8 bytes.
 //!
 //! Source: fio(1), dbench(1).
 
