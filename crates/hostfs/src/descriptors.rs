@@ -335,9 +335,9 @@ mod tests {
             (reusable, orphans, open_max)
         };
         assert_eq!(of(Some(64)), (8, 8, 16));
-        assert_eq!(of(Some(1024)), (64, 64, 864));
+        assert_eq!(of(Some(1024)), (64, 128, 800));
         assert_eq!(of(Some(16)), (2, 2, 4));
         assert_eq!(of(Some(0)), (0, 0, 1));
-        assert_eq!(of(None), (64, 64, usize::MAX - 160));
+        assert_eq!(of(None), (64, 128, usize::MAX - 224));
     }
 }

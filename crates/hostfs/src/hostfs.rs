@@ -52,8 +52,10 @@ const LOCAL: [u32; 5] = [0x9123_683e, 0xef53, 0xf2f5_2010, 0x0102_1994, 0x5846_5
 pub struct HostFsOptions {
     /// Maximum number of descriptors that are kept of recently used inodes.
     pub reusable: usize,
-    /// Maximum number of descriptors kept for inodes that were unlinked while in use. For an inode
-    /// that a client has open, calls can also use the descriptor of the open file.
+    /// Maximum number of descriptors kept for inodes that were unlinked while in use. An inode is
+    /// in use until [`forget`](corewalk::FileSystem::forget), which a mount may call some hundred
+    /// microseconds after the unlink. For an inode that a client has open, calls can also use the
+    /// descriptor of the open file.
     pub orphans: usize,
     /// Number of descriptors that open files must leave free, for running calls and for the rest of
     /// the process. An open that would leave fewer fails. Allow about five descriptors per thread
@@ -84,11 +86,11 @@ impl HostFsOptions {
 
 impl Default for HostFsOptions {
     /// Returns the default options. `HostFs` keeps descriptors of at most 64 recently used inodes
-    /// and of at most 64 files that were unlinked while in use. Open files leave 32 descriptors to
+    /// and of at most 128 files that were unlinked while in use. Open files leave 32 descriptors to
     /// running calls. The mount options of the host decide on access times.
     fn default() -> HostFsOptions {
         let atime = AtimePolicy::default();
-        HostFsOptions { reusable: 64, orphans: 64, reserved: 32, atime, host_locks: false }
+        HostFsOptions { reusable: 64, orphans: 128, reserved: 32, atime, host_locks: false }
     }
 }
 

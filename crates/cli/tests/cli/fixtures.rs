@@ -112,11 +112,20 @@ impl Server {
     }
 
     pub(crate) fn resident_kib(&self) -> u64 {
+        self.status_kib("VmRSS:")
+    }
+
+    /// Returns the largest resident size of the process so far.
+    pub(crate) fn peak_kib(&self) -> u64 {
+        self.status_kib("VmHWM:")
+    }
+
+    fn status_kib(&self, key: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()));
         let status = status.expect("the status is read");
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let resident = resident.and_then(|words| words.trim().split(' ').next()?.parse().ok());
-        resident.expect("a number of KiB")
+        let size = status.lines().find_map(|line| line.strip_prefix(key));
+        let size = size.and_then(|words| words.trim().split(' ').next()?.parse().ok());
+        size.expect("a number of KiB")
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {

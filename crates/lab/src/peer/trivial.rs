@@ -99,7 +99,7 @@ pub(crate) fn serve(threads: usize, point: &Path) -> anyhow::Result<()> {
         // A forget has no answer, so it does not arrive in a ring. Read and ignore the forgets
         // here, with the pauses of corewalk.
         while read(&device, &mut [0; 8192]).is_ok() {
-            thread::sleep(std::time::Duration::from_millis(1));
+            thread::sleep(std::time::Duration::from_micros(250));
         }
     });
     Ok(())
