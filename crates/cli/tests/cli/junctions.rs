@@ -79,16 +79,21 @@ fn junction_joins_two_databases() {
     let device = |path: &Path| fs::metadata(path).expect("the directory exists").dev();
     wait_for("the other mount crosses", || device(&second.join("a/j")) != device(&second));
 
-    // A call below a junction must cost no SQL statement in the database above it.
+    // A call below a junction must cost no SQL statement in the database above it. On a busy
+    // machine, a mount that hears late about changes asks its database more often. So try again.
     let place = first.join("a/j");
     let counts = || [&first, &place].map(|path| counter(path, "cluster_statements"));
-    let before = counts();
-    for number in 0..100 {
-        fs::File::create(place.join(number.to_string())).expect("the file is made");
+    let file = |number: u32| place.join(number.to_string());
+    for tries in 1.. {
+        let before = counts();
+        (0..100).for_each(|number| drop(fs::File::create_new(file(number)).expect("a new file")));
+        let after = counts();
+        if after[0] - before[0] <= 2 && (100..=102).contains(&(after[1] - before[1])) {
+            break;
+        }
+        assert!(tries < 4, "{before:?} {after:?}");
+        (0..100).for_each(|number| fs::remove_file(file(number)).expect("the file is removed"));
     }
-    let after = counts();
-    assert!(after[0] - before[0] <= 2, "{before:?} {after:?}");
-    assert!((100..=102).contains(&(after[1] - before[1])), "{before:?} {after:?}");
     assert_eq!(fs::read_dir(second.join("a/j")).expect("it is listed").count(), 100);
 
     let across = fs::rename(place.join("0"), first.join("0")).expect_err("it is another device");
