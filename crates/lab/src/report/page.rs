@@ -51,6 +51,7 @@ pub(super) fn render(reports: &[Report]) -> String {
 
 /// Returns `text` with all characters escaped that would be markup.
 pub(super) fn escape(text: &str) -> String {
+    // XML allows only these two control characters.
     let is_bad = |c: char| c.is_control() && c != '\n' && c != '\t';
     quick_xml::escape::escape(text).replace(is_bad, "\u{fffd}")
 }
@@ -150,6 +151,7 @@ fn measured_plot(out: &mut String, table: &Table, rows: &[&Row]) {
     let (Some(first), plot) = (rows.first(), &table.words().plot) else { return };
     let values = rows.iter().map(|row| value(&row.params[plot.x])).unique().collect::<Vec<_>>();
     let mut names = rows.iter().map(|row| &row.variant[..]).unique().collect::<Vec<_>>();
+    // corewalk and its baseline are always drawn.
     names.sort_by_key(|name| (*name != "corewalk", *name != first.baseline));
     names.truncate(LINES_MAX);
     let point = |name: &str, at: &String| {
